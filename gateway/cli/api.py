@@ -271,22 +271,28 @@ def _key(home: Home) -> str:
     given = os.environ.get("HEADGATE_API_KEY", "")
     if given.startswith("hg_admin_"):
         return given
-    try:
-        return msgspec.json.decode(home.credentials.read_bytes(), type=Credentials).admin_key
-    except (OSError, msgspec.MsgspecError):
+    if (stored := _stored(home)) is None:
         raise ApiFailed(
             f"There is no admin key: set HEADGATE_API_KEY to one, or use a home with {home.credentials.name}."
-        ) from None
+        )
+    return stored.admin_key
 
 
 def _tenant_key(home: Home) -> str:
     given = os.environ.get("HEADGATE_API_KEY", "")
     if given and not given.startswith("hg_admin_"):
         return given
-    try:
-        return msgspec.json.decode(home.credentials.read_bytes(), type=Credentials).api_key
-    except (OSError, msgspec.MsgspecError):
+    if (stored := _stored(home)) is None:
         raise ApiFailed(
             f"There is no tenant's key: set HEADGATE_API_KEY to one, or use a home with {home.credentials.name}."
             " An admin key runs no inference."
-        ) from None
+        )
+    return stored.api_key
+
+
+def _stored(home: Home) -> Credentials | None:
+    """Returns the keys of the home's first start, or None if they cannot be read."""
+    try:
+        return msgspec.json.decode(home.credentials.read_bytes(), type=Credentials)
+    except (OSError, msgspec.MsgspecError):
+        return None

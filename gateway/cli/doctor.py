@@ -15,8 +15,9 @@ from gateway.cli.answers import Grid, show
 from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.config_check import problems
 from gateway.cli.config_commands import shown
-from gateway.cli.doctor_checks import CHECKS, Finding, Installation
+from gateway.cli.doctor_checks import CHECKS
 from gateway.cli.exit_codes import FAILED
+from gateway.cli.finding import Finding, Installation
 from gateway.cli.main import config_path
 from gateway.configuration.file import ConfigFile, read
 

@@ -1,4 +1,4 @@
-"""The checks of `headgate doctor`. Each looks at one thing and changes nothing; what it finds comes with a remedy."""
+"""The checks of `headgate doctor`, and the list of all. Each looks at one thing and changes nothing; what it finds comes with a remedy."""
 
 from __future__ import annotations
 
@@ -18,25 +18,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 from packaging.requirements import Requirement
-from sqlalchemy.exc import SQLAlchemyError
 
-from accounting.database import migrate
-from accounting.database.db import Database, first_line
-from accounting.ledger.write_off_sums import TenantLoss, recent_losses
-from accounting.lifecycle import master_key
-from accounting.values.errors import AccountingError, SchemaNewer, SchemaOlder
 from gateway.base.addresses import CERTIFICATE, LIST_A_PROXY, TRUSTED, keys_in_the_clear
-from gateway.base.home import SECRET_BYTES, SECRETS, Home, HomeError
+from gateway.base.home import SECRET_BYTES, SECRETS, HomeError
 from gateway.cli import embedded, start_checks
 from gateway.cli.api import AdminApi, ApiFailed, running
 from gateway.cli.devices import in_gib, visible_devices
-from gateway.cli.start_checks import check_redis, check_room, refuse_new_secrets
+from gateway.cli.doctor_database import database, write_offs
+from gateway.cli.finding import Check, Finding, Installation, State, failing
+from gateway.cli.start_checks import check_redis, check_room
 from workers.process import file_systems, masked
 from workers.process.free_memory import free_memory
 from workers.process.tls.certificates import (
@@ -48,41 +42,13 @@ from workers.process.tls.certificates import (
     listening_context,
 )
 
-State = Literal["ok", "warning", "failing"]
 MIN_PYTHON = (3, 11)
 MIN_OPEN_FILES = 4096
 NUM_FLUSHES, FLUSH_BYTES = 20, 4096
 SLOW_FLUSH_MS = 20.0
 ANSWER_S = 10.0
 PORT_ANSWER_S = 3.0
-NUM_NAMED = 5
-"""The number of tenants that one finding names."""
 RENEW = "Replace it in its place: processes read it within ten seconds."
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of a check. `fix` says what to do, unless all is well."""
-
-    name: str
-    state: State
-    says: str
-    fix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Installation:
-    """The object of all checks: a home, and the environment with what headgate.toml adds to it."""
-
-    home: Home
-    environ: Mapping[str, str]
-
-    @property
-    def runs(self) -> bool:
-        return self.home.runs_as() is not None
-
-
-Check = Callable[[Installation], Iterator[Finding]]
 
 
 def versions(_: Installation) -> Iterator[Finding]:
@@ -307,97 +273,6 @@ def _is_headgate(host: str, number: int, certificate: str | None) -> bool:
         connection.close()
 
 
-def database(installation: Installation) -> Iterator[Finding]:
-    given = installation.environ.get("HEADGATE_DATABASE_URL")
-    url = given or installation.home.database_url
-    shown = masked.text(url)
-    if not given and not installation.home.database.exists():
-        yield Finding("database", "ok", "There is none yet: `headgate up` makes it")
-        return
-    try:
-        migrate.check(url)
-    except SchemaOlder as error:
-        yield Finding("database", "failing", str(error), "headgate migrate")
-    except SchemaNewer as error:
-        said, _, remedy = str(error).partition(": ")
-        yield Finding("database", "failing", said, remedy.capitalize())
-    except AccountingError as error:
-        said, _, remedy = str(error).partition(". ")
-        yield Finding("database", "failing", said, remedy or "Set HEADGATE_DATABASE_URL.")
-    else:
-        yield _commits(url) or Finding("database", "ok", f"{shown}, schema current")
-        yield from _key_files(installation.home, url)
-
-
-def write_offs(installation: Installation) -> Iterator[Finding]:
-    """Names tenants of whom much was written off lately. A database that cannot be read is told of by `database`."""
-    url = installation.environ.get("HEADGATE_DATABASE_URL") or installation.home.database_url
-    try:
-        migrate.check(url)
-        lost = asyncio.run(_losses(url))
-    except (AccountingError, SQLAlchemyError, OSError):
-        return
-    if not lost:
-        yield Finding("write-offs", "ok", "at most 1 % of each tenant's tokens of the last hours were written off")
-        return
-    named = ", ".join(f"{loss.tenant_id} {loss.share:.1%} ({loss.reason})" for loss in lost[:NUM_NAMED])
-    more = f" and of {len(lost) - NUM_NAMED} more" if len(lost) > NUM_NAMED else ""
-    said = f"more than 1 % of the last hours' tokens were written off of {named}{more}"
-    yield Finding(
-        "write-offs", "warning", said, "docs/runbooks.md says what each reason means (HeadgateTenantWriteOffs)."
-    )
-
-
-async def _losses(url: str) -> list[TenantLoss]:
-    database = Database(url)
-    try:
-        async with database.read() as conn:
-            return await recent_losses(conn, int(time.time() * 1000))
-    finally:
-        await database.close()
-
-
-def _key_files(home: Home, url: str) -> Iterator[Finding]:
-    """Says whether the home has the key files that belong to its database. `secrets` tells of damaged ones."""
-    try:
-        refuse_new_secrets(home, url)
-    except HomeError as error:
-        if not home.database.exists():
-            yield _failing("secrets", str(error))
-        return
-    try:
-        master = home.read_secret("master.key")
-    except HomeError:
-        return
-    try:
-        if asyncio.run(_is_foreign(url, master)):
-            yield _failing("secrets", master_key.FOREIGN)
-    except SQLAlchemyError as error:  # the database answered a moment ago
-        yield Finding("database", "failing", first_line(error), "See that it runs.")
-
-
-async def _is_foreign(url: str, master: bytes) -> bool:
-    database = Database(url)
-    try:
-        async with database.read() as conn:
-            return await master_key.is_foreign(conn, master)
-    finally:
-        await database.close()
-
-
-def _commits(url: str) -> Finding | None:
-    """Returns what is wrong with PostgreSQL's commits, if anything is."""
-    try:
-        unsafe = migrate.unsafe_settings(url)
-    except AccountingError as error:
-        return Finding("database", "failing", str(error), "See that it runs.")
-    if not unsafe:
-        return None
-    said = f"PostgreSQL has {' and '.join(f'{name} = off' for name in unsafe)}: a crash may lose charges that it has confirmed"
-    fix = f"Set {' and '.join(unsafe)} to on in postgresql.conf, or for the database by ALTER DATABASE."
-    return Finding("database", "failing", said, fix)
-
-
 def redis(installation: Installation) -> Iterator[Finding]:
     url = installation.environ.get("HEADGATE_REDIS_URL")
     if url is None:
@@ -414,7 +289,7 @@ def redis(installation: Installation) -> Iterator[Finding]:
     try:
         asyncio.run(check_redis(url, is_ours=False))
     except HomeError as error:
-        yield _failing("redis", str(error))
+        yield failing("redis", str(error))
     else:
         yield Finding("redis", "ok", f"{masked.text(url)} answers, takes writes and has our time")
         yield from _evictions(url)
@@ -505,12 +380,6 @@ CHECKS: tuple[Check, ...] = (
     *(versions, home, secrets, disk, flushes, memory, open_files),
     *(port, clear_text, certificates, database, write_offs, redis, broker, clock, gpu, serving),
 )
-
-
-def _failing(name: str, sentence: str) -> Finding:
-    """Returns the finding of a sentence that says what to do after its last colon."""
-    said, _, remedy = sentence.rpartition(": ")
-    return Finding(name, "failing", said, remedy[:1].upper() + remedy[1:])
 
 
 def _said_by(*command: str) -> str | None:

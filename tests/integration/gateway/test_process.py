@@ -29,6 +29,7 @@ from accounting.requests import idempotency_store
 from gateway.base.home import Home
 from gateway.base.settings import CannotStartYet, SettingsError, load
 from gateway.cli import doctor_checks
+from gateway.cli.finding import Installation
 from gateway.cli.gateway_probes import GatewayProbes
 from gateway.cli.model import ServedModel, WantedModel
 from gateway.server import serve
@@ -304,7 +305,7 @@ async def test_a_master_key_of_another_installation_is_refused(tmp_path: Path, r
     """A tenant's texts would be encrypted under it, and every other host would fail to read them."""
     url = f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
     keys = await prepare_home(tmp_path, url)
-    installation = doctor_checks.Installation(Home(tmp_path), {})
+    installation = Installation(Home(tmp_path), {})
     database = Database(url)
     async with database.write() as conn:
         await sealing.data_key(conn, Home(tmp_path).read_secret("master.key"), keys.tenant_id, 1)

@@ -15,7 +15,7 @@ from accounting.database import migrate
 from gateway.base.home import Home, HomeError
 from gateway.base.settings import SettingsError
 from gateway.cli import doctor_checks, start_checks
-from gateway.cli.doctor_checks import Installation
+from gateway.cli.finding import Installation
 from workers.process import file_systems
 from workers.protocol.ballast import BALLAST_BYTES, Ballast
 

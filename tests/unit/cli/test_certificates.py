@@ -12,7 +12,8 @@ from certificates import Authority
 from click.testing import CliRunner, Result
 
 from gateway.base.home import Home
-from gateway.cli.doctor_checks import Installation, certificates
+from gateway.cli.doctor_checks import certificates
+from gateway.cli.finding import Installation
 from gateway.cli.main import main
 from workers.process.tls.certificates import (
     Certificate,

@@ -14,8 +14,8 @@ import pytest
 from accounting.database import migrate
 from accounting.ledger.write_off_sums import TenantLoss
 from gateway.base.home import Home
-from gateway.cli import doctor_checks
-from gateway.cli.doctor_checks import Installation
+from gateway.cli import doctor_checks, doctor_database
+from gateway.cli.finding import Installation
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -123,17 +123,13 @@ def test_the_disk_is_judged_by_the_median_of_its_flushes(tmp_path, monkeypatch, 
 
 def test_tenants_of_whom_much_was_written_off_are_a_warning_and_five_are_named(monkeypatch, tmp_path):
     home = Home(tmp_path)
-    assert list(doctor_checks.write_offs(Installation(home, {}))) == []
+    assert list(doctor_database.write_offs(Installation(home, {}))) == []
     lost = [TenantLoss(f"proj_{number}", 2_000, 0.0251, "worker_crash") for number in range(7)]
     given = Installation(home, {"HEADGATE_DATABASE_URL": "sqlite:////given"})
-    monkeypatch.setattr(doctor_checks.migrate, "check", lambda _: None)
+    monkeypatch.setattr(doctor_database.migrate, "check", lambda _: None)
     for now, state, words in ((lost, "warning", "proj_0 2.5% (worker_crash), "), ([], "ok", "at most 1 %")):
-
-        async def losses(_: str, now: list[TenantLoss] = now) -> list[TenantLoss]:
-            return now
-
-        monkeypatch.setattr(doctor_checks, "_losses", losses)
-        (found,) = doctor_checks.write_offs(given)
+        monkeypatch.setattr(doctor_database, "_read", lambda *_, now=now: now)
+        (found,) = doctor_database.write_offs(given)
         assert (found.state, words in found.says) == (state, True), found
         assert now == [] or found.says.endswith("proj_4 2.5% (worker_crash) and of 2 more")
 
@@ -142,7 +138,7 @@ def test_doctor_reads_what_was_written_off_from_a_database(tmp_path):
     url = f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
     for unreadable in (url, f"sqlite:///{tmp_path}", "nonsense"):  # the check of the database tells
         given = Installation(Home(tmp_path), {"HEADGATE_DATABASE_URL": unreadable})
-        assert list(doctor_checks.write_offs(given)) == [], unreadable
+        assert list(doctor_database.write_offs(given)) == [], unreadable
     migrate.upgrade(url)
-    (found,) = doctor_checks.write_offs(Installation(Home(tmp_path), {"HEADGATE_DATABASE_URL": url}))
+    (found,) = doctor_database.write_offs(Installation(Home(tmp_path), {"HEADGATE_DATABASE_URL": url}))
     assert found.state == "ok"

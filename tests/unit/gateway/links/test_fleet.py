@@ -104,7 +104,7 @@ async def test_a_registration_that_cannot_be_dialled_costs_no_other_worker_its_l
 
     def link(registration: Registration, *more: object) -> object:
         if registration is broken:
-            return made(registration, *more)  # type: ignore[arg-type]
+            return made(registration, *more)  # type: ignore[arg-type] - handed on as they came
         links.append(Link(registration))
         return links[-1]
 
