@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
@@ -71,7 +71,7 @@ class BatchWaits:
         try:
             while self._waiting:
                 if await within(draining, LOOK_EVERY_S):
-                    self._tell(list(self._waiting))
+                    self._compare({})
                     return
                 try:
                     async with self._app[DATABASE].read() as conn:
@@ -81,16 +81,11 @@ class BatchWaits:
         finally:
             self._looking = None
 
-    def _compare(self, found: dict[str, Progress]) -> None:
+    def _compare(self, found: Mapping[str, Progress]) -> None:
+        """Ends the waits for batches of which something else was found than was seen, or nothing."""
         for batch_id, waiting in self._waiting.items():
             for news, seen in waiting.items():
                 if found.get(batch_id) != seen and not news.done():
-                    news.set_result(None)
-
-    def _tell(self, batch_ids: Collection[str]) -> None:
-        for batch_id in batch_ids:
-            for news in self._waiting[batch_id]:
-                if not news.done():
                     news.set_result(None)
 
 

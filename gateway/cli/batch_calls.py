@@ -46,7 +46,9 @@ MOST_TOLD_S = 60.0
 STATUS = "x-headgate-batch-status"
 
 
-class _Result(msgspec.Struct):
+class Result(msgspec.Struct):
+    """What is read of a result: its id says where a reader goes on."""
+
     id: str
 
 
@@ -214,7 +216,7 @@ class BatchCalls:
         """Returns the id of a result. Raises `_Broken` for a line that has no end, or is no result."""
         try:
             if line.endswith(b"\n"):
-                return msgspec.json.decode(line, type=_Result).id
+                return msgspec.json.decode(line, type=Result).id
         except msgspec.MsgspecError:
             pass
         raise _Broken(ApiFailed(f"An answer of {self._url} broke off in a line, or has one that is no result."))

@@ -19,7 +19,7 @@ from accounting.values.types import ENDED_BATCH
 from gateway.cli.admin_commands import option, row
 from gateway.cli.answers import FIELDS, Grid, fields, one_sentence, show, warn
 from gateway.cli.api import ApiFailed, TenantApi, segment
-from gateway.cli.batch_calls import BatchCalls, Followed
+from gateway.cli.batch_calls import BatchCalls, Followed, Result
 from gateway.cli.batch_retry import Sorted, as_value, sort
 from gateway.cli.batch_watch import LOOK_S, duration, failure, watch, whole
 from gateway.cli.common import example_text, home_option, json_option
@@ -205,10 +205,6 @@ async def _follow(api: TenantApi, batch_id: str, found: Followed, file: BinaryIO
         await calls.follow(batch_id, found, write, until_end=until_end)
 
 
-class _Result(msgspec.Struct):
-    id: str
-
-
 def last_line(file: BinaryIO, batch_id: str) -> str | None:
     """Returns the id of the last whole result in a file of this batch, and cuts off what follows it. Raises
     `ApiFailed` for a file with anything else.
@@ -225,7 +221,7 @@ def last_line(file: BinaryIO, batch_id: str) -> str | None:
     if (last and not last.startswith(begins)) or rest[: len(begins)] != begins[: len(rest)]:
         raise refusal
     try:
-        found = msgspec.json.decode(last, type=_Result).id if last else None
+        found = msgspec.json.decode(last, type=Result).id if last else None
     except msgspec.MsgspecError:
         raise refusal from None
     file.truncate(num_bytes)
