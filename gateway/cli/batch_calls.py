@@ -47,7 +47,7 @@ STATUS = "x-headgate-batch-status"
 
 
 class Result(msgspec.Struct):
-    """What is read of a result: its id says where a reader goes on."""
+    """The part of a result that is read: its id, after which a reader goes on."""
 
     id: str
 
