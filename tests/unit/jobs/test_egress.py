@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 import time
@@ -137,6 +138,23 @@ async def test_a_name_server_that_never_answers_holds_its_askers_place(threads):
     release.set()
     with pytest.raises(TimeoutError):
         await asking
+
+
+async def test_an_error_of_a_lookup_that_comes_after_the_limit_is_taken_note_of(threads):
+    """asyncio writes a traceback for each error of a future that nobody asks."""
+    unheard = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+
+    def lookup(*_):
+        time.sleep(0.3)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    with pytest.raises(TimeoutError):
+        await Poster(LOOPBACK, threads, 0.05, lookup).post("https://slow.example.com/", b"{}", {})
+    threads.shutdown()  # a thread holds what it ran last
+    gc.collect()
+    await asyncio.sleep(0)
+    assert unheard == []
 
 
 async def test_an_environment_with_proxies_changes_nothing(threads, monkeypatch):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -80,17 +80,16 @@ class _Resolver(AbstractResolver):
     def __init__(self, threads: Executor, lookup: Lookup) -> None:
         self._threads = threads
         self._lookup = lookup
-        self._asked: list[Future[Any]] = []
+        self._asked: list[asyncio.Future[Any]] = []
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        asked = self._threads.submit(self._lookup, host, port, family, socket.SOCK_STREAM)
+        asked = asyncio.get_running_loop().run_in_executor(
+            self._threads, self._lookup, host, port, family, socket.SOCK_STREAM
+        )
         self._asked.append(asked)
-        answer = asyncio.shield(asyncio.wrap_future(asked))
-        # If the POST ends in the very moment in which the lookup fails, nobody else takes note of the error.
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        found = await answer
+        await asyncio.wait([asked])  # unlike an await, it leaves the lookup to `finished` when the POST is cancelled
         return [
             ResolveResult(
                 hostname=host,
@@ -100,15 +99,13 @@ class _Resolver(AbstractResolver):
                 proto=protocol,
                 flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
             )
-            for kind, _, protocol, _, address in found
+            for kind, _, protocol, _, address in asked.result()
         ]
 
     async def finished(self) -> None:
         """Waits until the lookups have ended, as a thread cannot be cancelled and stays occupied until then."""
-        for asked in self._asked:
-            # The POST raises the error of its lookup. asyncio would log it once more for each future that nobody
-            # awaits.
-            await asyncio.gather(asyncio.wrap_future(asked), return_exceptions=True)
+        # It takes note of each error, also of one that the POST did not wait for: asyncio logs what nobody took.
+        await asyncio.gather(*self._asked, return_exceptions=True)
 
     async def close(self) -> None:
         return
