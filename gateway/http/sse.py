@@ -26,6 +26,7 @@ COMMENT = b": ping\n\n"
 
 
 CONTENT_TYPE = HEADERS["content-type"]
+_json = msgspec.json.Encoder().encode
 
 
 class ClientStalled(ConnectionError):
@@ -44,10 +45,11 @@ class EventStyle:
     """The event that fills a silence. None stands for a comment."""
 
     def encode(self, events: Iterable[Any]) -> bytes:
-        return b"".join(self._name(event) + b"data: %b\n\n" % msgspec.json.encode(event) for event in events)
-
-    def _name(self, event: Any) -> bytes:
-        return b"event: %b\n" % event["type"].encode() if self.named else b""
+        if self.named:
+            parts = [b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _json(event)) for event in events]
+        else:
+            parts = [b"data: %b\n\n" % _json(event) for event in events]
+        return b"".join(parts)
 
     @property
     def done(self) -> bytes:
@@ -80,6 +82,9 @@ class EventStream:
         self._style = style
         self._quiet_since = time.monotonic()
         """When the last event was written."""
+        self._pushed: list[bytes] = []
+        """What this turn of the loop has pushed."""
+        self._failure: Exception | None = None
         self.response: web.StreamResponse | None = None
 
     async def start(self, headers: Mapping[str, str]) -> None:
@@ -97,12 +102,27 @@ class EventStream:
         return type(self) is EventStream and isinstance(self._request.writer, StreamWriter)
 
     def push(self, *events: Any) -> bool:
-        """Sends JSON events in one write, at once. Returns False if the next ones have to wait for `room`. Needs
-        `can_push`.
+        """Sends JSON events at the end of this turn of the loop, with all others of the turn: a write takes as long as
+        everything else that is done for a token. Returns False if the next ones have to wait for `room`. Raises what an
+        earlier write has raised. Needs `can_push`.
         """
+        if self._failure is not None:
+            raise self._failure
         if data := self._or_ping(self._style.encode(events)):
-            _at_once(self._writer.write(data, drain=False))
+            if not self._pushed:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._pushed.append(data)
         return not self._request.protocol.writing_paused
+
+    def _flush(self) -> None:
+        """Writes what was pushed."""
+        if not self._pushed:
+            return
+        data, self._pushed = b"".join(self._pushed), []
+        try:
+            _at_once(self._writer.write(data, drain=False))
+        except Exception as error:  # noqa: BLE001 - the next piece raises it, where its reader hears it
+            self._failure = error
 
     async def ping(self) -> None:
         await self.write(self._style.silence)
@@ -118,6 +138,9 @@ class EventStream:
     async def write(self, data: bytes) -> None:
         """Hands bytes to the connection. It waits only if those before have filled the queue."""
         assert self.response is not None
+        self._flush()
+        if self._failure is not None:
+            raise self._failure
         await self.room()
         await self._writer.write(self._or_ping(data), drain=False)
 
