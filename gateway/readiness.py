@@ -24,7 +24,7 @@ from gateway.journal.shipper import Shipper
 from gateway.metering.slot_owner import KEPT_S, SlotOwner
 from gateway.routing.links.worker_link import WorkerLink, WorkerState
 from workers.process.rounds import heed_cancellation
-from workers.process.tls.certificates import Certificate
+from workers.process.tls.certificates import Certificate, moment
 
 EVERY_S = 2.0
 STATES: dict[State, float] = {"ok": 0.0, "degraded": 1.0, "failing": 2.0}
@@ -77,6 +77,11 @@ def _of_certificate(one: Certificate) -> tuple[State, str]:
         return "degraded", "The new certificate cannot be used, so the one before is: see the log."
     if one.has_ended:
         return "degraded", "The certificate has ended: nobody who checks it connects any more."
+    if not one.has_begun:
+        return (
+            "degraded",
+            f"The certificate is not valid before {moment(one.begins_at)}: nobody who checks it connects.",
+        )
     return ("degraded", "The certificate ends within a week.") if one.ends_soon else ("ok", "")
 
 

@@ -217,7 +217,8 @@ def row(
     """
     name, *words = usage.split()
     special = {one.human_readable_name: one for one in params if isinstance(one, click.Argument)}
-    arguments = [special.get(word) or _argument(word) for word in words]
+    assert special.keys() <= {word.strip("[]") for word in words}, f"{usage} does not name {list(special)}"
+    arguments = [special.get(word.strip("[]")) or _argument(word) for word in words]
     options = [one for one in params if isinstance(one, click.Option)]
     # A negative amount looks like an option.
     context = {"ignore_unknown_options": any(getattr(one.type, "signed", False) for one in arguments)}

@@ -19,6 +19,7 @@ from gateway.cli.answers import one_sentence
 from gateway.cli.api import ApiFailed
 from gateway.cli.chat_client import Answer, ChatClient
 from gateway.cli.common import example_text, home_option, json_option
+from gateway.cli.input_files import text_of
 from gateway.cli.money import cost
 
 HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer."
@@ -61,10 +62,7 @@ def chat(
 
 
 def _piped() -> str:
-    try:
-        text = sys.stdin.read()
-    except UnicodeDecodeError:
-        raise click.UsageError("Standard input is not UTF-8 text.") from None
+    text = text_of(sys.stdin, "Standard input")
     if not text.strip():
         raise click.UsageError("The prompt is empty: give PROMPT, or text on standard input.")
     return text

@@ -40,6 +40,7 @@ from workers.process.tls.certificates import (
     Setting,
     https_context,
     listening_context,
+    moment,
 )
 
 MIN_PYTHON = (3, 11)
@@ -48,6 +49,7 @@ NUM_FLUSHES, FLUSH_BYTES = 20, 4096
 SLOW_FLUSH_MS = 20.0
 ANSWER_S = 10.0
 PORT_ANSWER_S = 3.0
+WAIT_OR_RENEW = "Wait until then, set the clock of this machine, or replace it in its place."
 RENEW = "Replace it in its place: processes read it within ten seconds."
 
 
@@ -219,6 +221,8 @@ def certificates(installation: Installation) -> Iterator[Finding]:
         left_days = (found.ends_at - time.time()) / 86_400
         if found.has_ended:
             yield Finding(name, "failing", f"{cert.path} has ended", RENEW)
+        elif not found.has_begun:
+            yield Finding(name, "failing", f"{cert.path} is not valid before {moment(found.begins_at)}", WAIT_OR_RENEW)
         elif found.ends_soon:
             yield Finding(name, "warning", f"{cert.path} ends in {left_days:.1f} days", RENEW)
         else:

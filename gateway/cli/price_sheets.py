@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.cli.admin_commands import Fields
 from gateway.cli.answers import Grid
+from gateway.cli.input_files import whole_of
 from gateway.cli.money import Amount, shown
 
 EXAMPLE = "my-model=0.25,1.25,1.00,4.00"
@@ -81,7 +82,7 @@ def gaps(sheet: str, made: dict[str, Any]) -> str | None:
 
 def _read(file: Any) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(file.read(), type=dict[str, Any])
+        return msgspec.json.decode(whole_of(file, "The file"), type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise click.UsageError(f"The file is not a JSON object: {error}") from None
 

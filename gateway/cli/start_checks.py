@@ -21,7 +21,7 @@ from gateway.base.settings import SettingsError
 from gateway.cli.addresses import listen
 from gateway.limiter.redis_keys import START_PROBE_KEY
 from workers.process import file_systems
-from workers.process.tls.certificates import Certificate, CertificateError, Files, host_name, https_context
+from workers.process.tls.certificates import Certificate, CertificateError, Files, host_name, https_context, moment
 from workers.protocol.ballast import BALLAST_BYTES, NAME
 
 LIMIT_S = 600.0
@@ -66,6 +66,9 @@ def certified_host(files: Files, host: str) -> str:
         certificate = Certificate(files, https_context)
         if certificate.has_ended:
             print(f"{files.cert} has ended: clients refuse it.", file=sys.stderr, flush=True)
+        elif not certificate.has_begun:
+            begins = moment(certificate.begins_at)
+            print(f"{files.cert} is not valid before {begins}: clients refuse it.", file=sys.stderr, flush=True)
         return host_name(files, host)
     except CertificateError as error:
         raise SettingsError(str(error)) from None

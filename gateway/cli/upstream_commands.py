@@ -61,7 +61,7 @@ def _rows(given: Fields) -> Fields:
     if any(given[name] is not None for name in ("days", "date")):
         raise click.UsageError("--days and --date are about what the cost API told: give them without FILE.")
     try:
-        found = json.load(file)
+        found = json.loads(text_of(file, "FILE"))
         rows = found["data"] if isinstance(found, dict) else found
         return {"name": given["name"], "rows": [_cost(one) for one in rows]}
     except (ValueError, KeyError, TypeError, AttributeError):

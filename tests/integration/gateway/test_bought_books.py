@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from gateways import RunningGateway, running_gateway
 from provider import KEY, Provider, Script, declared, price, running_provider
 from sqlalchemy import text
 
 from accounting.books import books
 from gateway.base.app_keys import DATABASE
+from gateway.cli.main import main
 from gateway.upstreams.breaker import Breaker
 from gateway.upstreams.market import MARKET
 
@@ -249,3 +252,22 @@ async def _check(gateway: RunningGateway, provider: Provider, fault: Fault) -> i
     assert not fault.drift or last == fault.drift, (fault.name, last)
     assert calls_before is not None
     return sum({row["id"]: row["amount"] for row in rows}.values())
+
+
+async def test_a_bill_is_read_from_a_file_and_read_again_without_counting_twice(
+    tmp_path: Path, redis_url: str, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROVIDER_KEY", KEY)
+    bill = tmp_path / "bill.json"
+    async with running_gateway(tmp_path / "home", redis_url, upstreams={"mock": declared(provider)}) as gateway:
+        await price(gateway, "bought")
+        env = {"HEADGATE_URL": gateway.url, "HEADGATE_API_KEY": gateway.keys.admin_key}
+        command = ["upstreams", "costs", "mock", str(bill), "--home", str(tmp_path / "home")]
+        bill.write_text('{"data": [{"id": "row-1", "provider_id": "id-of-nobody", "amount_micro_units": 77}]}')
+        for _ in range(2):
+            done = await asyncio.to_thread(CliRunner().invoke, main, command, env=env)
+            assert done.exit_code == 0, done.output
+        assert await _accounts(gateway) == {"unknown": 77}
+        bill.write_text('[{"id": "row-2"}]')
+        done = await asyncio.to_thread(CliRunner().invoke, main, command, env=env)
+        assert (done.exit_code, "FILE must be JSON rows" in done.output) == (2, True)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.app import routes
-from gateway.cli.admin_commands import RowCommand
+from gateway.cli.admin_commands import RowCommand, argument, row
 from gateway.cli.answers import show
 from gateway.cli.api import AdminApi, ApiFailed
 from gateway.cli.main import main
@@ -197,3 +197,11 @@ def test_a_terminal_is_told_nothing_by_a_name(capsys):
     shown = capsys.readouterr().out
     assert shown.isprintable() or set(shown) - {"\n"} == {char for char in shown if char.isprintable()}
     assert "a\\u000ab\\u001b[31m[red]c" in shown
+
+
+def test_an_argument_in_brackets_has_the_type_that_the_row_gives_it() -> None:
+    """`upstreams costs NAME [FILE]` took the name of the file for its content."""
+    given = argument("file", type=click.File(), required=False)
+    assert row("costs NAME [FILE]", "Compare costs.", "GET /costs", given, shows="id").params[1].type is given.type
+    with pytest.raises(AssertionError, match="does not name"):
+        row("costs NAME", "Compare costs.", "GET /costs", given, shows="id")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -147,3 +148,31 @@ def test_the_host_that_is_shown_is_one_that_the_certificate_is_for(files: Files,
 
 def test_a_listener_takes_no_version_before_1_2(files: Files) -> None:
     assert Certificate(files, https_context).context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+@pytest.mark.parametrize(("days", "said"), [(-1, "has ended at"), (9, "is not valid before")])
+def test_a_new_certificate_that_is_not_valid_now_replaces_none_that_is(
+    days: float, said: str, files: Files, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = Certificate(files, https_context)
+    before, now = certificate.newest, time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 5 * 86_400 * (days > 0))  # the new one begins a day before now
+    authority.sign("listener", "127.0.0.1", days=days)
+    certificate.begins_at -= 30 * 86_400
+    certificate.look()
+    assert f"{files.cert} {said}" in certificate.fault
+    assert certificate.fault.endswith("UTC.")
+    assert certificate.newest is before
+    monkeypatch.setattr(time, "time", lambda: now - 1.5 * 86_400 if days < 0 else now)
+    certificate.look()
+    assert not certificate.fault
+    assert certificate.newest is not before
+
+
+def test_one_that_is_valid_no_more_is_replaced_by_whatever_comes(files: Files, authority: Authority) -> None:
+    certificate = Certificate(files, https_context)
+    certificate.ends_at = time.time() - 1
+    authority.sign("listener", "127.0.0.1", days=-1)
+    certificate.look()
+    assert not certificate.fault
+    assert certificate.has_ended

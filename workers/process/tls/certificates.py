@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,7 +129,7 @@ class Certificate:
         """Why the files of this moment cannot be used. What was read before is kept."""
         self._make = make
         self._seen = self._stamps()
-        self.newest, self.ends_at = self._read()
+        self.newest, self.begins_at, self.ends_at = self._read()
         self.context = self.newest
         """The context for a listener: its handshakes use the newest files."""
         if self.context.protocol == ssl.PROTOCOL_TLS_SERVER:
@@ -139,17 +140,27 @@ class Certificate:
         return self.ends_at < time.time()
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the moment from which it is valid is past."""
+        return self.begins_at <= time.time()
+
+    @property
     def ends_soon(self) -> bool:
         """Whether it ends within a week, or has ended."""
         return self.ends_at - time.time() < ENDS_SOON_S
 
     def look(self) -> None:
-        """Reads the files again if they have changed since they could be used, which may have failed for a moment."""
+        """Reads the files again if they have changed since they could be used, which may have failed for a moment. A
+        certificate that is not valid now replaces none that is.
+        """
         stamps = self._stamps()
         if stamps == self._seen and not self.fault:
             return
         try:
-            self.newest, self.ends_at = self._read()
+            found = self._read()
+            if self.has_begun and not self.has_ended:
+                _refuse_invalid(self.files.cert, *found[1:])
+            self.newest, self.begins_at, self.ends_at = found
         except CertificateError as error:
             self._keep(str(error))
         else:
@@ -172,10 +183,12 @@ class Certificate:
     def _stamps(self) -> list[tuple[int, ...]]:
         return [_stamp(setting.path) for setting in self.files.all]
 
-    def _read(self) -> tuple[ssl.SSLContext, float]:
-        """Returns a context, and the moment at which the first certificate of the chain ends. Raises `CertificateError`."""
+    def _read(self) -> tuple[ssl.SSLContext, float, float]:
+        """Returns a context, and the times from and until which every certificate of the chain is valid. Raises
+        `CertificateError`.
+        """
         cert, key, ca = self.files.cert, self.files.key, self.files.ca
-        ends_at = _ends_at(cert)
+        begins_at, ends_at = _validity(cert)
         _refuse_readable(key)
         context = self._make(self.files)
         try:
@@ -195,7 +208,7 @@ class Certificate:
                 context.load_verify_locations(ca.path)
             except (ssl.SSLError, OSError):
                 raise CertificateError(f"{ca} has no certificate in PEM form.") from None
-        return context, ends_at
+        return context, begins_at, ends_at
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -206,15 +219,30 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _ends_at(cert: Setting) -> float:
-    """Returns the earliest end in a chain. Raises `CertificateError`."""
+def _validity(cert: Setting) -> tuple[float, float]:
+    """Returns the latest begin and the earliest end in a chain. Raises `CertificateError`."""
     from cryptography import x509  # it takes long to load, and only who has a certificate needs it
 
     try:
         chain = x509.load_pem_x509_certificates(cert.read())
     except ValueError:
         raise CertificateError(f"{cert} has no certificate in PEM form.") from None
-    return min(one.not_valid_after_utc.timestamp() for one in chain)
+    begins_at = max(one.not_valid_before_utc.timestamp() for one in chain)
+    return begins_at, min(one.not_valid_after_utc.timestamp() for one in chain)
+
+
+def _refuse_invalid(cert: Setting, begins_at: float, ends_at: float) -> None:
+    """Raises `CertificateError` if a certificate is not valid now."""
+    now = time.time()
+    if begins_at > now:
+        raise CertificateError(f"{cert} is not valid before {moment(begins_at)}.")
+    if ends_at < now:
+        raise CertificateError(f"{cert} has ended at {moment(ends_at)}.")
+
+
+def moment(at: float) -> str:
+    """Returns a moment as people read it, in UTC."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _refuse_readable(key: Setting) -> None:
