@@ -83,7 +83,7 @@ class EventStream:
         self._quiet_since = time.monotonic()
         """When the last event was written."""
         self._pushed: list[bytes] = []
-        """What this turn of the loop has pushed."""
+        """The events, encoded, that this turn of the loop has pushed."""
         self._failure: Exception | None = None
         self.response: web.StreamResponse | None = None
 
