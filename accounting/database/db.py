@@ -39,6 +39,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.util import await_only
 
 from accounting.database.driver_inserts import driver_insert
 from accounting.database.sqlite_cursor import OneTripConnection
@@ -288,8 +289,8 @@ def is_rows_fault(failure: Exception) -> bool:
 
 def sqlite_transactions(engine: Any, begin: str = "BEGIN", *, only_reads: bool = False) -> None:
     """Sets durable settings on each connection, and sends BEGIN itself: by the driver's own rules DDL runs outside of
-    transactions and locks are taken late. A statement takes one trip to the connection's thread. If the engine only
-    reads, its connections begin by themselves."""
+    transactions and locks are taken late. A statement takes one trip to the connection's thread, and so do all settings.
+    If the engine only reads, its connections begin by themselves."""
 
     if engine.dialect.is_async:
 
@@ -299,11 +300,10 @@ def sqlite_transactions(engine: Any, begin: str = "BEGIN", *, only_reads: bool =
 
     @event.listens_for(engine, "connect")
     def _connect(dbapi_connection: Any, _record: Any) -> None:
-        dbapi_connection.isolation_level = None
-        cursor = dbapi_connection.cursor()
-        for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
+        if engine.dialect.is_async:
+            await_only(dbapi_connection.trip(_set_durable))
+        else:
+            _set_durable(dbapi_connection)
         if only_reads:
             dbapi_connection.only_reads = True
 
@@ -317,6 +317,12 @@ def sqlite_transactions(engine: Any, begin: str = "BEGIN", *, only_reads: bool =
         @event.listens_for(engine, "begin")
         def _begin(conn: Connection) -> None:
             conn.exec_driver_sql(begin)
+
+
+def _set_durable(connection: sqlite3.Connection) -> None:
+    connection.isolation_level = None
+    for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
 
 
 def among(

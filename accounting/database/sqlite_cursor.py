@@ -14,6 +14,7 @@ from __future__ import annotations
 import sqlite3
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy.connectors.asyncio import AsyncAdapt_dbapi_connection, AsyncAdapt_dbapi_cursor
@@ -71,6 +72,11 @@ class OneTripConnection(AsyncAdapt_aiosqlite_connection):
         connection: Any = self._connection
         done: T = await connection._execute(_work, connection._conn, self.only_reads, work, args)
         return done
+
+    def create_function(self, *args: Any, **options: Any) -> None:
+        """Does not wait for the thread: SQLAlchemy defines two functions on each connection before anything runs there."""
+        connection: Any = self._connection
+        connection._tx.put_nowait((None, partial(connection._conn.create_function, *args, **options)))
 
     def cursor(self, server_side: bool = False) -> AsyncAdapt_dbapi_cursor:
         if server_side and self.only_reads:

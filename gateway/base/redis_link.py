@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
-from functools import partial
+from functools import cache, partial
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any, cast
@@ -424,6 +424,7 @@ def _resolve(answered: asyncio.Future[list[Any]], answers: list[Any] | Exception
         answered.set_result(answers)
 
 
+@cache
 def _source(name: str) -> str:
     return files("gateway.limiter").joinpath("lua", f"{name}.lua").read_text("utf-8") + "\n"
 

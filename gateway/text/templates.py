@@ -290,7 +290,13 @@ def load_template(directory: Path) -> ChatTemplate | None:
         source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
     if not source:
         return None
-    return ChatTemplate(source, _special_tokens(config, directory))
+    return _compiled(source, tuple(sorted(_special_tokens(config, directory).items())))
+
+
+@functools.lru_cache(8)
+def _compiled(source: str, variables: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    """Compiles a template once for all models that have it, and not again when they are read again."""
+    return ChatTemplate(source, dict(variables))
 
 
 def _special_tokens(config: dict[str, Any], directory: Path) -> dict[str, str]:

@@ -12,12 +12,13 @@ import subprocess
 import tarfile
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 import openai
 import psycopg
 import pytest
-from running import HEADGATE
+from running import HEADGATE, start
 
 OLD_HOME = Path(__file__).parents[1] / "old_home"
 BATCH_LINE = {"custom_id": "one", "method": "POST", "url": "/v1/completions"}
@@ -45,6 +46,32 @@ def used(server) -> dict[str, str]:
     upstream = {"name": "spare", "url": "http://127.0.0.1:9/v1", "models": {"spare": {}}}
     server.admin("POST", "/admin/v1/upstreams", json=upstream | {"credential": "sk-1", "cost_credential": "sk-2"})
     return {"tenant": tenant, "key": key, "file": file.id, "webhook": hook["id"]}
+
+
+@dataclass(frozen=True)
+class Used:
+    """A home that was used and then stopped."""
+
+    home: Path
+    known: dict[str, str]
+
+    def copied_to(self, home: Path) -> dict[str, str]:
+        """Returns what a client remembers of it."""
+        shutil.copytree(self.home, home, ignore=shutil.ignore_patterns("*.sock"))
+        return self.known
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> Used:
+    server = start(tmp_path_factory.mktemp("used") / "home")
+    try:
+        known = used(server)
+        assert server.stop() == 0
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+    return Used(server.home, known)
 
 
 def still_works(server, known: dict[str, str]) -> None:
@@ -87,9 +114,12 @@ async def traffic(server, known: dict[str, str], work) -> int:
     return ended
 
 
-def test_a_backup_that_is_taken_under_load_is_restored_with_clean_books(start_server, tmp_path):
+def test_a_backup_that_is_taken_under_load_is_restored_with_clean_books(stopped, start_server, tmp_path):
+    known = stopped.copied_to(tmp_path / "home")
     server = start_server()
-    known = used(server)
+    running = run("secrets", "rotate-master-key", home=server.home)
+    assert running.returncode == 1
+    assert "stop it first" in running.stderr
     file = tmp_path / "backup.tar"
     taken: list[subprocess.CompletedProcess[str]] = []
     asyncio.run(traffic(server, known, lambda: taken.append(run("backup", str(file), home=server.home))))
@@ -150,17 +180,13 @@ def test_a_backup_of_postgresql_is_restored_into_an_empty_database_alone(start_s
             connection.execute(f'DROP DATABASE "{empty}" WITH (FORCE)')
 
 
-def test_the_master_key_and_the_pepper_are_replaced_and_what_was_sealed_is_read(start_server, tmp_path):
-    server = start_server()
-    known = used(server)
-    running = run("secrets", "rotate-master-key", home=server.home)
-    assert running.returncode == 1
-    assert "stop it first" in running.stderr
-    assert server.stop() == 0
-    secrets = server.home / "secrets"
+def test_the_master_key_and_the_pepper_are_replaced_and_what_was_sealed_is_read(stopped, start_server, tmp_path):
+    home = tmp_path / "home"
+    known = stopped.copied_to(home)
+    secrets = home / "secrets"
     old = {name: (secrets / name).read_bytes() for name in ("master.key", "pepper")}
     for command in ("rotate-master-key", "rotate-pepper"):
-        done = run("secrets", command, home=server.home)
+        done = run("secrets", command, home=home)
         assert done.returncode == 0, done.stderr
     assert (secrets / "master.key").read_bytes() != old["master.key"]
     assert (secrets / "pepper").read_bytes()[32:] == old["pepper"]
@@ -171,7 +197,7 @@ def test_the_master_key_and_the_pepper_are_replaced_and_what_was_sealed_is_read(
     assert second.verify_books()["ok"]
     assert second.stop() == 0
 
-    dropped = run("secrets", "drop-old-peppers", "--yes", home=server.home)
+    dropped = run("secrets", "drop-old-peppers", "--yes", home=home)
     assert dropped.returncode == 0, dropped.stderr
     admin = re.search(r"hg_admin_\w+", dropped.stdout)[0]
     third = start_server()
@@ -182,28 +208,32 @@ def test_the_master_key_and_the_pepper_are_replaced_and_what_was_sealed_is_read(
     assert third.verify_books()["ok"]
 
 
-@pytest.mark.parametrize("is_committed", [False, True])
-def test_a_rotation_that_was_interrupted_is_finished_by_the_next(start_server, tmp_path, is_committed):
+def test_a_rotation_that_was_interrupted_is_finished_by_the_next(stopped, start_server, tmp_path):
+    home = tmp_path / "home"
+    known = stopped.copied_to(home)
+    current, following = home / "secrets/master.key", home / "secrets/master.key.next"
+
+    def before_the_commit() -> None:
+        following.write_bytes(b"n" * 32)
+
+    def behind_it() -> None:
+        """The database has the new key, and the file has the old one."""
+        old = current.read_bytes()
+        assert run("secrets", "rotate-master-key", home=home).returncode == 0
+        current.rename(following)
+        current.write_bytes(old)
+
+    for interrupt in (before_the_commit, behind_it, before_the_commit):
+        interrupt()
+        refused = run("up", "--port", "0", home=home)
+        assert refused.returncode == 1
+        assert "was interrupted" in refused.stderr
+        done = run("secrets", "rotate-master-key", home=home)
+        assert done.returncode == 0, done.stderr
+        assert not following.exists()
     server = start_server()
-    known = used(server)
-    assert server.stop() == 0
-    secrets = server.home / "secrets"
-    old = (secrets / "master.key").read_bytes()
-    if is_committed:  # all but the last step: the database has the new key, the file has the old one
-        assert run("secrets", "rotate-master-key", home=server.home).returncode == 0
-        (secrets / "master.key").rename(secrets / "master.key.next")
-        (secrets / "master.key").write_bytes(old)
-    else:
-        (secrets / "master.key.next").write_bytes(b"n" * 32)
-    refused = run("up", "--port", "0", home=server.home)
-    assert refused.returncode == 1
-    assert "was interrupted" in refused.stderr
-    done = run("secrets", "rotate-master-key", home=server.home)
-    assert done.returncode == 0, done.stderr
-    assert not (secrets / "master.key.next").exists()
-    second = start_server()
-    still_works(second, known)
-    assert second.verify_books()["ok"]
+    still_works(server, known)
+    assert server.verify_books()["ok"]
 
 
 def test_the_home_of_an_earlier_version_is_upgraded_with_clean_books(start_server, tmp_path):

@@ -52,16 +52,23 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+URLS = {
+    "mysql": ("mysql://u:secret@h/db", "mysql://", CONFIG),
+    "nonsense": ("no url at all", "no url at all", CONFIG),
+    "nobody listens": ("postgresql+psycopg://u:secret@127.0.0.1:1/db", "u:***@127.0.0.1:1/db", FAILED),
+    "no such folder": ("sqlite+aiosqlite:////nonexistent/books.db", "/nonexistent/books.db", FAILED),
+}
+
+
 @pytest.mark.parametrize(
-    ("url", "names", "status"),
+    ("command", "url", "names", "status"),
     [
-        ("mysql://u:secret@h/db", "mysql://", CONFIG),
-        ("no url at all", "no url at all", CONFIG),
-        ("postgresql+psycopg://u:secret@127.0.0.1:1/db", "u:***@127.0.0.1:1/db", FAILED),
-        ("sqlite+aiosqlite:////nonexistent/books.db", "/nonexistent/books.db", FAILED),
+        pytest.param(command, *URLS[name], id=f"{name}-{' '.join(command)}")
+        for number, command in enumerate(COMMANDS)
+        for turn, name in enumerate(URLS)
+        # The others have one URL of each kind: a wrong setting, and a database that may come back.
+        if command is UP or (number + turn) % 2
     ],
-    ids=["mysql", "nonsense", "nobody listens", "no such folder"],
 )
 def test_o3_every_command_names_a_database_that_cannot_be_used(
     tmp_path: Path, command: tuple[str, ...], url: str, names: str, status: int

@@ -91,10 +91,11 @@ async def test_a_request_ends_at_its_budget_and_the_next_one_is_refused(gateway)
     await gateway.balanced()
 
 
-async def test_a_stream_that_a_budget_ends_says_so_in_its_last_event(gateway):
-    tenant, key = await gateway.new_tenant("anna")
-    await budget(gateway, tenant, 30)
-    async with gateway.client(key) as client:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_stream_that_a_budget_ends_says_so_in_its_last_event(shared_gateway):
+    tenant, key = await shared_gateway.new_tenant("anna")
+    await budget(shared_gateway, tenant, 30)
+    async with shared_gateway.client(key) as client:
         stream = await client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": "on"}],
@@ -105,48 +106,52 @@ async def test_a_stream_that_a_budget_ends_says_so_in_its_last_event(gateway):
         chunks = [chunk async for chunk in stream]
     assert chunks[-1].choices[0].finish_reason == "length"
     assert chunks[-1].model_extra["headgate"]["stop"] == "budget"
-    assert await spent(gateway, tenant) <= 30
+    assert await spent(shared_gateway, tenant) <= 30
 
 
-async def test_a_message_that_a_budget_ends_has_not_filled_the_context(gateway):
-    tenant, key = await gateway.new_tenant("anna")
-    await budget(gateway, tenant, 30)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_message_that_a_budget_ends_has_not_filled_the_context(shared_gateway):
+    tenant, key = await shared_gateway.new_tenant("anna")
+    await budget(shared_gateway, tenant, 30)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "on"}], "max_tokens": 5000, "temperature": 0}
-    status, message = await call(gateway, "POST", "/v1/messages", body, key)
+    status, message = await call(shared_gateway, "POST", "/v1/messages", body, key)
     assert (status, message["headgate"]["stop"]) == (200, "budget")
     assert message["stop_reason"] == "max_tokens"
 
 
-async def test_a_big_max_tokens_alone_is_no_429(gateway):
-    tenant, key = await gateway.new_tenant("anna")
-    await budget(gateway, tenant, 300)
-    answer, body = await ask(gateway, key, max_tokens=1900)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_big_max_tokens_alone_is_no_429(shared_gateway):
+    tenant, key = await shared_gateway.new_tenant("anna")
+    await budget(shared_gateway, tenant, 300)
+    answer, body = await ask(shared_gateway, key, max_tokens=1900)
     assert answer.status == 200
     assert body["usage"]["completion_tokens"] > 500
-    assert await spent(gateway, tenant) <= 300
+    assert await spent(shared_gateway, tenant) <= 300
 
 
-async def test_a_budget_made_while_a_tenant_runs_counts_what_was_spent_before(gateway):
-    tenant, key = await gateway.new_tenant("anna")
-    answer, body = await ask(gateway, key, max_tokens=100)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_budget_made_while_a_tenant_runs_counts_what_was_spent_before(shared_gateway):
+    tenant, key = await shared_gateway.new_tenant("anna")
+    answer, body = await ask(shared_gateway, key, max_tokens=100)
     assert answer.status == 200
-    await gateway.settled()
-    await budget(gateway, tenant, body["headgate"]["charge_micro_units"])
-    answer, refused = await ask(gateway, key, max_tokens=10)
+    await shared_gateway.settled()
+    await budget(shared_gateway, tenant, body["headgate"]["charge_micro_units"])
+    answer, refused = await ask(shared_gateway, key, max_tokens=10)
     assert answer.status == 429
     assert refused["error"]["headgate"]["used"] == body["headgate"]["charge_micro_units"]
 
 
-async def test_keys_models_and_tiers_narrow_a_budget_and_a_soft_one_refuses_nobody(gateway):
-    tenant, key = await gateway.new_tenant("anna")
-    await budget(gateway, tenant, 0, model="another")
-    await budget(gateway, tenant, 0, tier="batch")
-    soft = await budget(gateway, tenant, 5, hard=False)
-    answer, body = await ask(gateway, key, max_tokens=100)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_keys_models_and_tiers_narrow_a_budget_and_a_soft_one_refuses_nobody(shared_gateway):
+    tenant, key = await shared_gateway.new_tenant("anna")
+    await budget(shared_gateway, tenant, 0, model="another")
+    await budget(shared_gateway, tenant, 0, tier="batch")
+    soft = await budget(shared_gateway, tenant, 5, hard=False)
+    answer, body = await ask(shared_gateway, key, max_tokens=100)
     assert answer.status == 200
     assert body["headgate"]["stop"] is None
-    await gateway.settled()
-    _, shown = await call(gateway, "GET", f"{BUDGETS}/{soft['id']}")
+    await shared_gateway.settled()
+    _, shown = await call(shared_gateway, "GET", f"{BUDGETS}/{soft['id']}")
     assert shown["current"]["settled_micro_units"] == body["headgate"]["charge_micro_units"]
     assert shown["current"]["thresholds"] == [50, 80, 100]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import pytest
+import pytest_asyncio
 from click.testing import CliRunner
 from gateways import MODEL, prepare_home, running_gateway
 from money import posting, record
@@ -45,6 +46,19 @@ async def gateway(tmp_path, redis_url):
 
 @pytest.fixture
 def headgate(gateway):
+    return commands_of(gateway)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def headgate_with_acme(redis_socket, tmp_path_factory):
+    """For tests that only look at what a command says. There is a tenant acme."""
+    async with running_gateway(tmp_path_factory.mktemp("home"), f"unix://{redis_socket}?db=3") as running:
+        run = commands_of(running)
+        await run("tenants", "create", "acme")
+        yield run
+
+
+def commands_of(gateway):
     env = {
         "HEADGATE_URL": gateway.url,
         "HEADGATE_API_KEY": gateway.keys.admin_key,
@@ -107,13 +121,16 @@ async def test_a_key_is_bound_changed_rotated_and_reported(gateway, headgate):
     assert [await answer_of(gateway, key) for key in (made["value"], rotated)] == [401, 401]
 
 
-async def test_a_leaked_value_that_no_key_has_is_a_failure(gateway, headgate):
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_leaked_value_that_no_key_has_is_a_failure(headgate_with_acme):
+    headgate = headgate_with_acme
     said = await headgate("keys", "report-leaked", stdin="hg_live_nonsense\n", expect=1)
     assert said == "headgate: No key that works has this value."
     said = await headgate("keys", "report-leaked", "--json", stdin="hg_live_nonsense\n", expect=1)
     assert json.loads(said.splitlines()[0])["api_key_id"] is None
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "command",
     [
@@ -123,13 +140,14 @@ async def test_a_leaked_value_that_no_key_has_is_a_failure(gateway, headgate):
         ("keys", "create", "acme", "--model"),
     ],
 )
-async def test_a_model_that_is_not_served_is_named(headgate, command):
+async def test_a_model_that_is_not_served_is_named(headgate_with_acme, command):
     """A mistyped one would bind nothing, or shut out the tenant."""
-    await headgate("tenants", "create", "acme")
+    headgate = headgate_with_acme
     assert "Warning" not in await headgate(*command, MODEL)
     assert f"headgate: Warning: nope is not served now; served are: {MODEL}." in await headgate(*command, "nope")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("command", "status", "says"),
     [
@@ -154,9 +172,8 @@ async def test_a_model_that_is_not_served_is_named(headgate, command):
     ],
     ids=["limits", "credits", "weight", "upstreams", "rerate"],
 )
-async def test_a_refusal_says_what_is_wrong(headgate, command, status, says):
-    await headgate("tenants", "create", "acme")
-    assert (await headgate(*command, expect=status)).startswith(f"headgate: {says}")
+async def test_a_refusal_says_what_is_wrong(headgate_with_acme, command, status, says):
+    assert (await headgate_with_acme(*command, expect=status)).startswith(f"headgate: {says}")
 
 
 async def test_a_key_whose_bounds_are_refused_does_not_work(gateway, headgate):

@@ -35,25 +35,27 @@ async def headgate(
     return done.exit_code, done.stdout, done.stderr
 
 
-async def test_status_says_what_runs_and_that_it_is_healthy(gateway: RunningGateway) -> None:
-    status, output, _ = await headgate(gateway, "status")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_status_says_what_runs_and_that_it_is_healthy(shared_gateway: RunningGateway) -> None:
+    status, output, _ = await headgate(shared_gateway, "status")
     assert (status, "is healthy" in output, "w0" in output or "ready" in output) == (OK, True, True), output
-    _, output, _ = await headgate(gateway, "--json", "status")
+    _, output, _ = await headgate(shared_gateway, "--json", "status")
     found = json.loads(output)
-    assert found["healthy"] and found["url"] == f"{gateway.url}/v1"
+    assert found["healthy"] and found["url"] == f"{shared_gateway.url}/v1"
     assert [one["state"] for one in found["workers"]] == ["ready"]
 
 
-async def test_status_without_an_admin_key_says_what_it_has_not_looked_at(gateway: RunningGateway) -> None:
-    status, output, _ = await headgate(gateway, "status", key=gateway.keys.api_key)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_status_without_an_admin_key_says_what_it_has_not_looked_at(shared_gateway: RunningGateway) -> None:
+    status, output, _ = await headgate(shared_gateway, "status", key=shared_gateway.keys.api_key)
     assert status == OK
     assert "is healthy as far as it was looked at" in output
     assert "workers and books: NOT looked at. There is no admin key: set HEADGATE_API_KEY" in output
-    _, output, _ = await headgate(gateway, "--json", "status", key=gateway.keys.api_key)
+    _, output, _ = await headgate(shared_gateway, "--json", "status", key=shared_gateway.keys.api_key)
     assert json.loads(output)["not_looked_at"].startswith("There is no admin key")
-    _, output, _ = await headgate(gateway, "--json", "status")
+    _, output, _ = await headgate(shared_gateway, "--json", "status")
     assert json.loads(output)["not_looked_at"] is None
-    _, output, _ = await headgate(gateway, "status", "--help")
+    _, output, _ = await headgate(shared_gateway, "status", "--help")
     assert "Without an admin key" in output
 
 
@@ -82,14 +84,17 @@ async def test_status_fails_while_the_books_differ(gateway: RunningGateway) -> N
     assert "books: FAILED: I3; see `headgate verify-books`" in output
 
 
-async def test_chat_prints_the_answer_and_what_it_cost(gateway: RunningGateway) -> None:
-    status, output, errors = await headgate(gateway, "chat", "--max-tokens", "8", "Hello", key=gateway.keys.api_key)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_chat_prints_the_answer_and_what_it_cost(shared_gateway: RunningGateway) -> None:
+    status, output, errors = await headgate(
+        shared_gateway, "chat", "--max-tokens", "8", "Hello", key=shared_gateway.keys.api_key
+    )
     assert status == OK, errors
     assert output.strip()
     for words in ("first token", "tokens in", "cached)", "out", "USD"):
         assert words in errors
     _, output, _ = await headgate(
-        gateway, "chat", "--json", "--max-tokens", "8", text="Hello", key=gateway.keys.api_key
+        shared_gateway, "chat", "--json", "--max-tokens", "8", text="Hello", key=shared_gateway.keys.api_key
     )
     answer = json.loads(output)
     assert answer["completion_tokens"] == 8
@@ -97,6 +102,7 @@ async def test_chat_prints_the_answer_and_what_it_cost(gateway: RunningGateway) 
     assert answer["ttft_s"] >= 0
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("arguments", "key", "words"),
     [
@@ -105,8 +111,8 @@ async def test_chat_prints_the_answer_and_what_it_cost(gateway: RunningGateway) 
         (("",), "", "empty"),
     ],
 )
-async def test_chat_says_in_one_sentence_why_there_is_no_answer(gateway, arguments, key, words) -> None:
-    status, _, errors = await headgate(gateway, "chat", *arguments, key=key or gateway.keys.api_key)
+async def test_chat_says_in_one_sentence_why_there_is_no_answer(shared_gateway, arguments, key, words) -> None:
+    status, _, errors = await headgate(shared_gateway, "chat", *arguments, key=key or shared_gateway.keys.api_key)
     assert status != OK
     assert words in errors.lower() or words in errors, errors
 
@@ -140,13 +146,14 @@ async def test_a_batch_is_submitted_listed_shown_and_cancelled(gateway: RunningG
         assert json.loads(output)["error"]["message"] in errors
 
 
-async def test_a_file_of_which_no_batch_came_is_not_kept(gateway: RunningGateway, tmp_path: Path) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_file_of_which_no_batch_came_is_not_kept(shared_gateway: RunningGateway, tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text("{}\n")
-    _, key = await gateway.new_tenant("no chat", ("embeddings", "batch", "files:read", "files:write"))
-    status, _, errors = await headgate(gateway, "batches", "submit", str(file), key=key)
+    _, key = await shared_gateway.new_tenant("no chat", ("embeddings", "batch", "files:read", "files:write"))
+    status, _, errors = await headgate(shared_gateway, "batches", "submit", str(file), key=key)
     assert (status, "may not use the batch's endpoint" in errors) == (FAILED, True)
-    async with gateway.session(key) as session, session.get("/v1/files") as answer:
+    async with shared_gateway.session(key) as session, session.get("/v1/files") as answer:
         assert (await answer.json())["data"] == []
 
 
@@ -169,13 +176,14 @@ async def test_a_batch_is_estimated_before_it_is_submitted(gateway: RunningGatew
     assert status != OK and errors
 
 
-async def test_top_is_a_plain_table_where_there_is_no_terminal(gateway: RunningGateway) -> None:
-    await headgate(gateway, "chat", "--max-tokens", "4", "Hello", key=gateway.keys.api_key)
-    status, output, _ = await headgate(gateway, "top")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_top_is_a_plain_table_where_there_is_no_terminal(shared_gateway: RunningGateway) -> None:
+    await headgate(shared_gateway, "chat", "--max-tokens", "4", "Hello", key=shared_gateway.keys.api_key)
+    status, output, _ = await headgate(shared_gateway, "top")
     assert status == OK
     assert "\x1b" not in output
     assert "prefill tok/s" in output
-    status, output, _ = await headgate(gateway, "top", "--json")
+    status, output, _ = await headgate(shared_gateway, "top", "--json")
     assert {"workers", "fairness", "cache"} <= json.loads(output).keys()
 
 
@@ -196,9 +204,13 @@ async def test_followed_requests_come_once_and_without_the_operators_own(gateway
     assert {row["endpoint"] for row in rows} == {"GET /v1/models", "POST /v1/chat/completions"}
 
 
-async def test_the_doctor_finds_nothing_where_nothing_is_wrong(gateway: RunningGateway) -> None:
-    env = {"HEADGATE_REDIS_URL": gateway.settings.redis_url, "HEADGATE_DATABASE_URL": gateway.settings.sql_url}
-    status, output, _ = await headgate(gateway, "doctor", "--json", HEADGATE_PORT="0", **env)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_doctor_finds_nothing_where_nothing_is_wrong(shared_gateway: RunningGateway) -> None:
+    env = {
+        "HEADGATE_REDIS_URL": shared_gateway.settings.redis_url,
+        "HEADGATE_DATABASE_URL": shared_gateway.settings.sql_url,
+    }
+    status, output, _ = await headgate(shared_gateway, "doctor", "--json", HEADGATE_PORT="0", **env)
     found = {one["name"]: one for one in json.loads(output)["findings"]}
     assert found["database"]["state"] == found["redis"]["state"] == found["serving"]["state"] == "ok", output
     assert status == (FAILED if any(one["state"] == "failing" for one in found.values()) else OK)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from click.testing import CliRunner
 from console_pages import signed_in
@@ -72,6 +73,36 @@ async def one_gateway(tmp_path: Path, redis_url: str, provider: CostProvider) ->
     async with running_gateway(tmp_path / "home", redis_url, upstreams=declared(provider)) as running:
         await called(running)
         yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def of_the_module(
+    redis_socket: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[RunningGateway, CostProvider]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROVIDER_ADMIN_KEY", ADMIN_KEY)
+        home, redis_url = tmp_path_factory.mktemp("gateway") / "home", f"unix://{redis_socket}?db=3"
+        async with (
+            running_cost_provider() as provider,
+            running_gateway(home, redis_url, upstreams=declared(provider)) as running,
+        ):
+            await called(running)
+            yield running, provider
+            await running.balanced()
+
+
+@pytest.fixture
+def shared_gateway(of_the_module: tuple[RunningGateway, CostProvider]) -> RunningGateway:
+    """For all tests whose pulls change no more than the lines of one day, and which begin with a pull of their own."""
+    return of_the_module[0]
+
+
+@pytest.fixture
+def shared_provider(of_the_module: tuple[RunningGateway, CostProvider]) -> CostProvider:
+    """Has nothing left of the test before."""
+    provider = of_the_module[1]
+    provider.lines, provider.answers, provider.asked = [], [], []
+    return provider
 
 
 async def called(gateway: RunningGateway) -> None:
@@ -248,15 +279,16 @@ FAULTS: list[tuple[str, Callable[[web.Request], Any], str]] = [
 ]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("answer", "word"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
 async def test_a_failed_pull_writes_nothing_and_says_why(
-    one_gateway: RunningGateway,
-    provider: CostProvider,
+    shared_gateway: RunningGateway,
+    shared_provider: CostProvider,
     caplog: pytest.LogCaptureFixture,
     answer: Callable[[web.Request], Any],
     word: str,
 ) -> None:
-    gateway = one_gateway
+    gateway, provider = shared_gateway, shared_provider
     provider.lines = [Line(OLD, "input", "0.0003")]
     await pull(gateway)
     provider.lines = [Line(OLD, "input", "0.0004")]
@@ -275,25 +307,30 @@ async def test_a_failed_pull_writes_nothing_and_says_why(
     assert (await pull(gateway))["num_changed"] == 1
     _, shown = await admin(gateway, "GET", PATH)
     assert shown["fault"] is None
-    await gateway.balanced()
 
 
-async def test_pages_that_go_in_circles_come_to_an_end(one_gateway: RunningGateway, provider: CostProvider) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_pages_that_go_in_circles_come_to_an_end(
+    shared_gateway: RunningGateway, shared_provider: CostProvider
+) -> None:
     circle = answering(body='{"data": [], "has_more": true, "next_page": "p1"}')
-    provider.answers = [circle] * 3
-    assert (await pull(one_gateway))["fault"] == "garbage"
-    assert len(provider.asked) == 2
+    shared_provider.answers = [circle] * 3
+    assert (await pull(shared_gateway))["fault"] == "garbage"
+    assert len(shared_provider.asked) == 2
 
 
-async def test_pages_without_an_end_come_to_an_end(one_gateway: RunningGateway, provider: CostProvider) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_pages_without_an_end_come_to_an_end(
+    shared_gateway: RunningGateway, shared_provider: CostProvider
+) -> None:
     tokens = itertools.count()
 
     async def further(_: web.Request) -> web.StreamResponse:
         return web.json_response({"data": [], "has_more": True, "next_page": f"p{next(tokens)}"})
 
-    provider.answers = [further] * 1000
-    assert (await pull(one_gateway))["fault"] == "garbage"
-    assert len(provider.asked) == MAX_PAGES
+    shared_provider.answers = [further] * 1000
+    assert (await pull(shared_gateway))["fault"] == "garbage"
+    assert len(shared_provider.asked) == MAX_PAGES
 
 
 async def silent(_: web.Request) -> web.StreamResponse:
@@ -309,20 +346,21 @@ async def dripping(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("limit", ["PAGE_S", "PULL_S"])
 @pytest.mark.parametrize("answer", [silent, dripping])
 async def test_a_provider_that_stalls_is_left(
-    one_gateway: RunningGateway,
-    provider: CostProvider,
+    shared_gateway: RunningGateway,
+    shared_provider: CostProvider,
     monkeypatch: pytest.MonkeyPatch,
     answer: Callable[[web.Request], Any],
     limit: str,
 ) -> None:
-    provider.answers = [answer]
+    shared_provider.answers = [answer]
     with monkeypatch.context() as patch:
         patch.setattr(cost_puller, limit, 0.2)
-        assert (await pull(one_gateway))["fault"] == "stalled"
-    assert (await pull(one_gateway))["ok"]
+        assert (await pull(shared_gateway))["fault"] == "stalled"
+    assert (await pull(shared_gateway))["ok"]
 
 
 async def test_a_provider_that_invents_lines_is_not_read_on(

@@ -97,7 +97,7 @@ async def world(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @settings(
-    max_examples=25,
+    max_examples=8,
     derandomize=True,
     deadline=None,
     phases=(Phase.explicit, Phase.generate),  # a seed has nothing to be shrunk

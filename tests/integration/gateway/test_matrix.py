@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -131,22 +132,33 @@ class Answer:
         return self.status, self.headers, self.body
 
 
-async def ask(gateway: RunningGateway, key: str, route: Route, fields: Any = None, **parts: str) -> Answer:
-    """From an address of its own, so that bad keys are never throttled."""
-    number = next(_address)
-    headers = {"x-forwarded-for": f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}", "host": "localhost"}
-    path = _PART.sub(lambda match: parts.get(match[1], NEVER[match[1]]), route.path)
-    body = (fields or {}) if route.method in {"POST", "PATCH", "PUT"} else None
-    async with (
-        gateway.session(key) as session,
-        session.request(route.method, path, json=body, headers=headers) as answer,
-    ):
-        return Answer(answer.status, answer.headers, await answer.read())
+Ask = Callable[..., Awaitable[Answer]]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def ask(gateway: RunningGateway) -> AsyncIterator[Ask]:
+    """Asks with a key, each time from an address of its own, so that bad keys are never throttled."""
+
+    async def asked(key: str, route: Route, fields: Any = None, **parts: str) -> Answer:
+        number = next(_address)
+        headers = {
+            "x-forwarded-for": f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}",
+            "host": "localhost",
+        }
+        if key:
+            headers["authorization"] = f"Bearer {key}"
+        path = _PART.sub(lambda match: parts.get(match[1], NEVER[match[1]]), route.path)
+        body = (fields or {}) if route.method in {"POST", "PATCH", "PUT"} else None
+        async with session.request(route.method, path, json=body, headers=headers) as answer:
+            return Answer(answer.status, answer.headers, await answer.read())
+
+    async with gateway.session("") as session:
+        yield asked
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("route", api_routes(), ids=lambda route: f"{route.method} {route.path}")
-async def test_attack_C05_each_identity_gets_what_the_table_says(gateway, identities, route):
+async def test_attack_C05_each_identity_gets_what_the_table_says(ask, identities, route):
     expected = EXPECTED[route.scope]
     # A key of the operator that only reads gets what the operator gets, from GET alone.
     expected = {**expected, "finance": expected["operator"] if route.scope == "none" or route.method == "GET" else 403}
@@ -156,7 +168,7 @@ async def test_attack_C05_each_identity_gets_what_the_table_says(gateway, identi
         expected = {**expected, "keys": 403}  # events tell usage, so the scope of that is needed, too
     assert set(identities) == set(expected)
     for name, key in identities.items():
-        status = (await ask(gateway, key, route)).status
+        status = (await ask(key, route)).status
         if expected[name] == IN:
             assert status not in {401, 403, 405, 429, 500}, (name, status)
         else:
@@ -164,11 +176,11 @@ async def test_attack_C05_each_identity_gets_what_the_table_says(gateway, identi
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_finance_key_reads_what_the_operator_reads(gateway, identities):
+async def test_a_finance_key_reads_what_the_operator_reads(ask, identities):
     """Every GET answers both keys with one status; a list without parameters is 200."""
     read = [route for route in api_routes() if route.method == "GET" and route.scope in {"admin", "usage:read"}]
     for route in read:
-        finance, operator = [await ask(gateway, identities[name], route) for name in ("finance", "operator")]
+        finance, operator = [await ask(identities[name], route) for name in ("finance", "operator")]
         assert finance.status == operator.status, route.path
         assert finance.status in {200, 400, 404}, route.path
         # Two lists need a tenant, and no spend limit is set.
@@ -177,11 +189,11 @@ async def test_a_finance_key_reads_what_the_operator_reads(gateway, identities):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_401_is_the_same_whatever_was_wrong_with_the_key(gateway, identities):
+async def test_a_401_is_the_same_whatever_was_wrong_with_the_key(ask, identities):
     for route in api_routes():
         if EXPECTED[route.scope]["none"] == IN:
             continue
-        answers = [(await ask(gateway, identities[name], route)).all for name in NOBODY]
+        answers = [(await ask(identities[name], route)).all for name in NOBODY]
         assert all(answer == answers[0] for answer in answers), route.path
 
 
@@ -224,20 +236,20 @@ IN_A_PROJECT = [
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("route", OWNED_BY_TENANTS, ids=lambda route: f"{route.method} {route.path}")
-async def test_attack_C06_another_tenants_object_is_one_that_never_existed(gateway, identities, owned, route):
-    foreign = await ask(gateway, identities["all"], route, **owned)
-    never = await ask(gateway, identities["all"], route)
+async def test_attack_C06_another_tenants_object_is_one_that_never_existed(ask, identities, owned, route):
+    foreign = await ask(identities["all"], route, **owned)
+    never = await ask(identities["all"], route)
     assert foreign.status == 404
     assert foreign.all == never.all
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("route", IN_A_PROJECT, ids=lambda route: f"{route.method} {route.path}")
-async def test_attack_C06_an_object_of_another_project_is_one_that_never_existed(gateway, owned, route):
+async def test_attack_C06_an_object_of_another_project_is_one_that_never_existed(ask, gateway, owned, route):
     other, _ = await gateway.new_tenant("neighbour")
     operator = gateway.keys.admin_key
-    foreign = await ask(gateway, operator, route, FIELDS, project_id=other, **owned)
-    never = await ask(gateway, operator, route, FIELDS, project_id=other)
+    foreign = await ask(operator, route, FIELDS, project_id=other, **owned)
+    never = await ask(operator, route, FIELDS, project_id=other)
     assert foreign.status == 404
     assert foreign.all == never.all
 

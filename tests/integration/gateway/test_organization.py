@@ -7,6 +7,7 @@ import time
 
 import openai
 import pytest
+import pytest_asyncio
 from console_pages import signed_in
 from gateways import MODEL, PEPPER, running_gateway
 from yarl import URL
@@ -25,25 +26,32 @@ async def gateway(tmp_path, redis_url):
         yield running
 
 
-async def test_a_projects_life(organization):
-    made = await organization.projects.create(name="crops")
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared_organization(shared_gateway):
+    async with shared_gateway.operator() as client:
+        yield client.admin.organization
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_projects_life(shared_organization):
+    made = await shared_organization.projects.create(name="crops")
     assert made.id.startswith("proj_")
     assert (made.object, made.name, made.status) == ("organization.project", "crops", "active")
     assert abs(made.created_at - time.time()) < 60
-    assert await organization.projects.retrieve(made.id) == made
-    renamed = await organization.projects.update(made.id, name="grain")
+    assert await shared_organization.projects.retrieve(made.id) == made
+    renamed = await shared_organization.projects.update(made.id, name="grain")
     assert (renamed.id, renamed.name) == (made.id, "grain")
-    archived = await organization.projects.archive(made.id)
+    archived = await shared_organization.projects.archive(made.id)
     assert archived.status == "archived"
     assert archived.archived_at is not None
-    listed = [project.id async for project in organization.projects.list()]
+    listed = [project.id async for project in shared_organization.projects.list()]
     assert made.id not in listed
-    everything = [p.id async for p in organization.projects.list(include_archived=True)]
+    everything = [p.id async for p in shared_organization.projects.list(include_archived=True)]
     assert made.id in everything
-    named = await organization.projects.list(include_archived=True, extra_query={"ids": [made.id, "proj_none"]})
+    named = await shared_organization.projects.list(include_archived=True, extra_query={"ids": [made.id, "proj_none"]})
     assert [project.id for project in named.data] == [made.id]
     with pytest.raises(openai.ConflictError):
-        await organization.projects.update(made.id, name="again")
+        await shared_organization.projects.update(made.id, name="again")
 
 
 async def test_lists_page_through_the_clients_own_iterator(organization):
@@ -56,14 +64,15 @@ async def test_lists_page_through_the_clients_own_iterator(organization):
     assert len(seen) == len(set(seen)) == 6  # with the first start's own
 
 
-async def test_a_service_account_comes_with_a_key_that_works_until_it_is_deleted(gateway, organization):
-    project = await organization.projects.create(name="crops")
-    accounts = organization.projects.service_accounts
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_service_account_comes_with_a_key_that_works_until_it_is_deleted(shared_gateway, shared_organization):
+    project = await shared_organization.projects.create(name="wheat")
+    accounts = shared_organization.projects.service_accounts
     made = await accounts.create(project.id, name="robot")
     assert (made.role, made.name) == ("member", "robot")
     assert made.api_key.value.startswith("hg_live_")
     assert made.api_key.object == "organization.project.service_account.api_key"
-    client = gateway.client(made.api_key.value)
+    client = shared_gateway.client(made.api_key.value)
     assert [model.id async for model in client.models.list()] == [MODEL]
     assert [account.id async for account in accounts.list(project.id)] == [made.id]
     assert (await accounts.retrieve(made.id, project_id=project.id)).name == "robot"
@@ -77,23 +86,25 @@ async def test_a_service_account_comes_with_a_key_that_works_until_it_is_deleted
     await client.close()
 
 
-async def test_an_account_alone_has_role_none_and_no_key(organization):
-    project = await organization.projects.create(name="crops")
-    accounts = organization.projects.service_accounts
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_account_alone_has_role_none_and_no_key(shared_organization):
+    project = await shared_organization.projects.create(name="barley")
+    accounts = shared_organization.projects.service_accounts
     made = await accounts.create(project.id, name="robot", create_service_account_only=True)
     assert (made.role, made.api_key) == ("none", None)
-    assert [key async for key in organization.projects.api_keys.list(project.id)] == []
+    assert [key async for key in shared_organization.projects.api_keys.list(project.id)] == []
     with pytest.raises(openai.BadRequestError):
         await accounts.create(project.id, name="x", create_service_account_only=True, expires_in_seconds=60)
 
 
-async def test_keys_are_listed_redacted_changed_and_revoked(gateway, organization):
-    project = await organization.projects.create(name="crops")
-    account = await organization.projects.service_accounts.create(project.id, name="robot")
-    made = await organization.projects.service_accounts.api_keys.create(
+@pytest.mark.asyncio(loop_scope="module")
+async def test_keys_are_listed_redacted_changed_and_revoked(shared_gateway, shared_organization):
+    project = await shared_organization.projects.create(name="oats")
+    account = await shared_organization.projects.service_accounts.create(project.id, name="robot")
+    made = await shared_organization.projects.service_accounts.api_keys.create(
         account.id, project_id=project.id, name="second", scopes=["chat"], expires_in_seconds=3600
     )
-    keys = organization.projects.api_keys
+    keys = shared_organization.projects.api_keys
     listed = [key async for key in keys.list(project.id, owner_project_access="active")]
     assert {key.id for key in listed} == {made.id, account.api_key.id}
     shown = await keys.retrieve(made.id, project_id=project.id)
@@ -102,7 +113,7 @@ async def test_keys_are_listed_redacted_changed_and_revoked(gateway, organizatio
     assert made.value.split("_")[3] not in shown.to_json()
     changed = await keys.update(made.id, project_id=project.id, expires_in_seconds=60)
     assert changed.expires_at < made.expires_at
-    async with gateway.client(made.value) as client:
+    async with shared_gateway.client(made.value) as client:
         await client.models.list()
         gone = await keys.delete(made.id, project_id=project.id)
         assert gone.object == "organization.project.api_key.deleted"
@@ -112,21 +123,23 @@ async def test_keys_are_listed_redacted_changed_and_revoked(gateway, organizatio
         await keys.retrieve(made.id, project_id=project.id)
 
 
-async def test_keys_of_an_archived_project_are_refused_and_none_can_be_made(gateway, organization):
-    project = await organization.projects.create(name="crops")
-    account = await organization.projects.service_accounts.create(project.id, name="robot")
-    await organization.projects.archive(project.id)
-    async with gateway.client(account.api_key.value) as client:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_keys_of_an_archived_project_are_refused_and_none_can_be_made(shared_gateway, shared_organization):
+    project = await shared_organization.projects.create(name="rye")
+    account = await shared_organization.projects.service_accounts.create(project.id, name="robot")
+    await shared_organization.projects.archive(project.id)
+    async with shared_gateway.client(account.api_key.value) as client:
         with pytest.raises(openai.PermissionDeniedError) as refused:
             await client.models.list()
         assert refused.value.code == "project_archived"
     with pytest.raises(openai.ConflictError):
-        await organization.projects.service_accounts.api_keys.create(account.id, project_id=project.id)
+        await shared_organization.projects.service_accounts.api_keys.create(account.id, project_id=project.id)
 
 
-async def test_rate_limits_are_one_per_priced_model_and_change_alone(organization):
-    project = await organization.projects.create(name="crops")
-    limits = organization.projects.rate_limits
+@pytest.mark.asyncio(loop_scope="module")
+async def test_rate_limits_are_one_per_priced_model_and_change_alone(shared_organization):
+    project = await shared_organization.projects.create(name="maize")
+    limits = shared_organization.projects.rate_limits
     (entry,) = [entry async for entry in limits.list_rate_limits(project.id)]
     assert (entry.id, entry.model) == (MODEL_LIMIT, MODEL)
     assert (entry.max_requests_per_1_minute, entry.max_tokens_per_1_minute) == (10_000, 10_000_000)

@@ -54,8 +54,9 @@ async def test_each_message_is_a_request_of_its_own(gateway: RunningGateway) -> 
     )
 
 
-async def test_refusals_are_events_and_the_connection_goes_on(gateway: RunningGateway) -> None:
-    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_refusals_are_events_and_the_connection_goes_on(shared_gateway: RunningGateway) -> None:
+    async with shared_gateway.session() as session, session.ws_connect(PATH) as socket:
         await socket.send_str("{")
         (error,) = await events_of(socket)
         assert (error["status"], error["error"]["code"]) == (400, "invalid_json")
@@ -68,9 +69,10 @@ async def test_refusals_are_events_and_the_connection_goes_on(gateway: RunningGa
         assert (await turn(socket))[0]["type"] == "response.created"
 
 
-async def test_events_name_the_lane_that_asked(gateway: RunningGateway) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_events_name_the_lane_that_asked(shared_gateway: RunningGateway) -> None:
     """The lanes of OpenAI's clients wait for events with their name, and got none."""
-    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+    async with shared_gateway.session() as session, session.ws_connect(PATH) as socket:
         for lane in ("a", "b", None):
             await socket.send_json(ASKED | {"stream_id": lane})
         for lane in ("a", "b", None):
@@ -128,15 +130,19 @@ async def test_a_revoked_key_is_refused_on_an_open_connection(gateway: RunningGa
         assert last["status"] == 401
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("key", "status"), [("", 401), (None, 400)])
-async def test_what_is_no_handshake_is_a_plain_error(gateway: RunningGateway, key: str | None, status: int) -> None:
-    async with gateway.session(key) as session, session.get(PATH) as answer:
+async def test_what_is_no_handshake_is_a_plain_error(
+    shared_gateway: RunningGateway, key: str | None, status: int
+) -> None:
+    async with shared_gateway.session(key) as session, session.get(PATH) as answer:
         assert answer.status == status
         assert (await answer.json())["error"]["message"]
 
 
-async def test_messages_that_are_not_text_or_too_many_close_the_connection(gateway: RunningGateway) -> None:
-    async with gateway.session() as session:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_messages_that_are_not_text_or_too_many_close_the_connection(shared_gateway: RunningGateway) -> None:
+    async with shared_gateway.session() as session:
         async with session.ws_connect(PATH) as socket:
             await socket.send_bytes(b"x")
             assert (await socket.receive(timeout=20)).type is aiohttp.WSMsgType.CLOSE
@@ -149,10 +155,11 @@ async def test_messages_that_are_not_text_or_too_many_close_the_connection(gatew
             assert socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
 
 
-async def test_attack_A18_messages_are_decoded_within_the_bounds_of_a_body(gateway: RunningGateway) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_attack_A18_messages_are_decoded_within_the_bounds_of_a_body(shared_gateway: RunningGateway) -> None:
     """They were decoded on the loop, uncounted, and a deep one ended the connection."""
     bombs = {"invalid_json": "[" * 100_000, "too_many_values": "[" + "[]," * 400_000 + "[]]"}
-    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+    async with shared_gateway.session() as session, session.ws_connect(PATH) as socket:
         for code, bomb in bombs.items():
             await socket.send_str(bomb)
             (error,) = await events_of(socket)
@@ -160,11 +167,12 @@ async def test_attack_A18_messages_are_decoded_within_the_bounds_of_a_body(gatew
         assert (await turn(socket))[0]["type"] == "response.created"
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("kind", [aiohttp.WSMsgType.PING, aiohttp.WSMsgType.PONG])
 async def test_attack_A18_a_flood_of_pings_ends_its_connection(
-    gateway: RunningGateway, kind: aiohttp.WSMsgType
+    shared_gateway: RunningGateway, kind: aiohttp.WSMsgType
 ) -> None:
-    async with gateway.session() as session:
+    async with shared_gateway.session() as session:
         async with session.ws_connect(PATH) as socket:
             for _ in range(500):
                 await socket.ping()
@@ -379,9 +387,10 @@ async def test_attack_A18_a_part_of_a_message_beside_a_handshake_that_fails_is_h
     await until(lambda: not gateway.app[INTAKE].num_held)
 
 
-async def test_attack_A18_a_flood_of_empty_parts_ends_its_connection(gateway: RunningGateway) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_attack_A18_a_flood_of_empty_parts_ends_its_connection(shared_gateway: RunningGateway) -> None:
     """Parts without an end never became a message, so nothing counted them."""
-    reader, writer = await _raw(gateway)
+    reader, writer = await _raw(shared_gateway)
     writer.write(b"\x01\x80" + bytes(4))
     for _ in range(10):
         writer.write((b"\x00\x80" + bytes(4)) * 1000)

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from fakes import ScriptedWorker
-from gateways import MODEL, RunningGateway
+from gateways import MODEL, RunningGateway, running_gateway
 
 from workers.protocol.messages import GATHERED_TOKENS, Message, StepFrame
 
 NUM_TOKENS = 40
 NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Sizes(list[int]):
@@ -30,11 +34,30 @@ class Sizes(list[int]):
         return self._pass_on(message)
 
 
+Watched = tuple[RunningGateway, Sizes]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def watched(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
+    directory, redis_url = tmp_path_factory.mktemp("gateway"), f"unix://{redis_socket}?db=3"
+    async with (
+        running_gateway(directory / "home", redis_url) as gateway,
+        ScriptedWorker(directory / "w0.sock", redis_url=redis_url) as worker,
+    ):
+        await gateway.workers(1)
+        yield gateway, Sizes(worker)
+
+
 @pytest.fixture
-async def sizes(tmp_path: Path, redis_url: str, bare_gateway: RunningGateway) -> AsyncIterator[Sizes]:
-    async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url) as worker:
-        await bare_gateway.workers(1)
-        yield Sizes(worker)
+def gateway(watched: Watched) -> RunningGateway:
+    return watched[0]
+
+
+@pytest.fixture
+def sizes(watched: Watched) -> Sizes:
+    """Of this test."""
+    watched[1].clear()
+    return watched[1]
 
 
 async def ask(gateway: RunningGateway, path: str, **fields: Any) -> bytes:
@@ -47,13 +70,13 @@ async def ask(gateway: RunningGateway, path: str, **fields: Any) -> bytes:
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 async def test_a_body_has_the_text_of_the_stream_and_a_tenth_of_its_messages(
-    bare_gateway: RunningGateway, sizes: Sizes, path: str
+    gateway: RunningGateway, sizes: Sizes, path: str
 ) -> None:
-    answer = json.loads(await ask(bare_gateway, path))
+    answer = json.loads(await ask(gateway, path))
     assert list(sizes) == [1, GATHERED_TOKENS, GATHERED_TOKENS, NUM_TOKENS - 1 - 2 * GATHERED_TOKENS]
     assert answer["usage"]["completion_tokens"] == NUM_TOKENS
     sizes.clear()
-    streamed = await ask(bare_gateway, path, stream=True)
+    streamed = await ask(gateway, path, stream=True)
     assert list(sizes) == [1] * NUM_TOKENS
     events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith(b"data: {")]
     choices = [choice for event in events for choice in event["choices"]]
@@ -73,7 +96,7 @@ async def test_a_body_has_the_text_of_the_stream_and_a_tenth_of_its_messages(
     ids=lambda fields: next(iter(fields)),
 )
 async def test_tokens_come_one_by_one_where_one_of_them_may_end_the_answer_or_is_shown(
-    bare_gateway: RunningGateway, sizes: Sizes, fields: dict[str, Any]
+    gateway: RunningGateway, sizes: Sizes, fields: dict[str, Any]
 ) -> None:
-    await ask(bare_gateway, "chat/completions", **fields)
+    await ask(gateway, "chat/completions", **fields)
     assert set(sizes) == {1}

@@ -38,9 +38,17 @@ ASKING = Upstream("u", UpstreamSource.model_validate(SOURCE), "key", cost_creden
 
 
 @pytest.mark.parametrize("api", [OpenAICosts(), AnthropicCosts()])
-@hypothesis.settings(max_examples=200, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
-@hypothesis.given(page=PAGE | JUNK)
-def test_whatever_a_provider_sends_is_a_page_or_garbage(api: Any, page: Any) -> None:
+@pytest.mark.parametrize("num_pages", [80, pytest.param(400, marks=pytest.mark.rest)])
+def test_whatever_a_provider_sends_is_a_page_or_garbage(api: Any, num_pages: int) -> None:
+    @hypothesis.settings(max_examples=num_pages, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.given(page=PAGE | JUNK)
+    def check(page: Any) -> None:
+        read(api, page)
+
+    check()
+
+
+def read(api: Any, page: Any) -> None:
     report = Report()
     try:
         found = api.page(json.dumps(page).encode(), UpstreamCosts())

@@ -383,13 +383,14 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
 
 
 @pytest.mark.timeout(120)
-def test_the_scripts_are_the_rule(redis_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_examples", [25, pytest.param(100, marks=pytest.mark.rest)])
+def test_the_scripts_are_the_rule(redis_url: str, tmp_path: Path, num_examples: int) -> None:
     database_url = f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
     migrated(database_url)
     run_state_machine_as_test(
         machine(redis_url, database_url),
         settings=settings(
-            max_examples=60,
+            max_examples=num_examples,
             stateful_step_count=40,
             deadline=None,
             phases=[Phase.explicit, Phase.generate],  # shrinking against a server outlasts reading
