@@ -49,7 +49,9 @@ def _best(model: TinyModel, length: int, output: tuple[int, ...]) -> list[int]:
     ],
 )
 @pytest.mark.parametrize("name", CONFIGS)
-def test_greedy_tokens_are_the_best_ones_of_transformers_for_every_chunking(tiny_model: TinyModels, name: str, chunk: int) -> None:
+def test_greedy_tokens_are_the_best_ones_of_transformers_for_every_chunking(
+    tiny_model: TinyModels, name: str, chunk: int
+) -> None:
     """Two sequences, the second arrives while the first decodes: prefill and decode share steps."""
     model = tiny_model(name)
     sequences = [Driven(_prompt(length), arrival=4 * i) for i, length in enumerate(LENGTHS)]
