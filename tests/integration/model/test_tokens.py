@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny_models import CONFIGS, Driven, TinyModel, drive
+from tiny_models import CONFIGS, Driven, TinyModel, best_tokens, drive
 
 from workers.engine.device.runner import ModelRunner
 from workers.engine.values.plan import Row
@@ -32,11 +32,7 @@ def _runner(model: TinyModel) -> ModelRunner:
 
 @functools.cache
 def _best(model: TinyModel, length: int, output: tuple[int, ...]) -> list[int]:
-    """transformers' best token at each place of the output, after those before it. Where all of them are the output's own,
-    `generate` gives these too."""
-    logits = model.reference(input_ids=torch.tensor([[*_prompt(length), *output]])).logits[0, length - 1 : -1]
-    logits[:, model.reference.config.eos_token_id] = float("-inf")
-    return logits.argmax(-1).tolist()
+    return best_tokens(model.reference, _prompt(length), output)
 
 
 @pytest.mark.parametrize(
