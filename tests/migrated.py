@@ -18,7 +18,7 @@ def migrated(url: str) -> None:
     """Migrates the database. What stands there already is migrated in place."""
     path = Path(url.removeprefix("sqlite+aiosqlite:///"))
     if url.startswith("sqlite") and not path.exists():
-        shutil.copy(_template(), path)
+        shutil.copy(template(), path)
     else:
         migrate.upgrade(url)
 
@@ -29,7 +29,8 @@ async def migrated_database(url: str) -> None:
 
 
 @functools.cache
-def _template() -> Path:
+def template() -> Path:
+    """The file that is copied."""
     directory = Path(tempfile.mkdtemp(prefix="headgate-migrated-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     path = directory / "headgate.db"

@@ -133,6 +133,15 @@ class TinyModel:
         return ModelRunner(RunnerSettings(str(self.directory), **given))
 
 
+def best_tokens(reference: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> list[int]:
+    """transformers' best token at each place of an output, after the tokens before it, and never the end. Where all of
+    them are the output's own, `generate` gives the same output, with a pass for each token."""
+    with torch.inference_mode():
+        logits = reference(input_ids=torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
+        logits[:, reference.config.eos_token_id] = float("-inf")
+        return logits.argmax(-1).tolist()
+
+
 GREEDY = SamplingParams(seed=0, temperature=0.0, min_tokens=1000)
 """`min_tokens` forbids the end token, so that outputs have the length a test wants."""
 

@@ -60,7 +60,11 @@ async def claim(conn: AsyncConnection, now: int, lasts_ms: int, quiet_ms: int) -
 
 
 async def _claim_of(conn: AsyncConnection, tenant_id: str, due: Any, until_ms: int) -> BatchClaim | None:
-    """Claims the tenant's oldest due batch."""
+    """Claims the tenant's oldest due batch.
+
+    `IN` could run the choice once for each row: it skips what this statement has claimed already, and claims the next.
+    PostgreSQL runs a scalar subquery once.
+    """
     chosen = (
         select(Batch.id)
         .where(due, Batch.tenant_id == tenant_id)
@@ -70,7 +74,7 @@ async def _claim_of(conn: AsyncConnection, tenant_id: str, due: Any, until_ms: i
     )
     statement = (
         update(Batch)
-        .where(Batch.id.in_(chosen))
+        .where(Batch.id == chosen.scalar_subquery())
         .values(fence=Batch.fence + 1, claimed_until_ms=until_ms)
         .returning(Batch.id, Batch.tenant_id, Batch.fence, Batch.state)
     )

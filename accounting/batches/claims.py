@@ -134,7 +134,8 @@ async def _take_turn(conn: AsyncConnection) -> None:
 
 
 async def claim(conn: AsyncConnection, tenant_id: str, owner: str, now: int, lasts_ms: int) -> ChunkClaim | None:
-    """Claims the tenant's next chunk, unless somebody was quicker (None). It is one statement on either database."""
+    """Claims the tenant's next chunk, unless somebody was quicker (None). It is one statement on either database, and
+    PostgreSQL runs the choice once: `IN` could run it for each row, and claim several."""
     next_batch = (
         select(Batch.id)
         .where(Batch.tenant_id == tenant_id, _has_work(now))
@@ -151,7 +152,7 @@ async def claim(conn: AsyncConnection, tenant_id: str, owner: str, now: int, las
     )
     statement = (
         update(BatchChunk)
-        .where(tuple_(BatchChunk.batch_id, BatchChunk.seq).in_(chosen))
+        .where(tuple_(BatchChunk.batch_id, BatchChunk.seq) == chosen.scalar_subquery())
         .values(state="claimed", claimed_by=owner, claimed_until_ms=now + lasts_ms, fence=BatchChunk.fence + 1)
         .returning(BatchChunk.__table__)
     )

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.books import books_billing, books_documents, books_upstreams, equations
 from accounting.books.equations import BooksReport, Equation, EquationResult
 from accounting.ledger.legs import CHARGES, COUNTED, TOKENS
-from accounting.ledger.rollups import SPANS, differing, table_of
+from accounting.ledger.rollups import SPANS, Span, all_differing, table_of
 from accounting.tables.batch_models import Batch, IdempotentReply
 from accounting.tables.billing_models import InvoicePayment, InvoiceTerms
 from accounting.tables.idempotency_models import IdempotentPosting
@@ -42,8 +42,8 @@ async def verify(conn: AsyncConnection, *, running: Collection[str] = (), told: 
         lambda: _check(conn, equations.WITHIN_RESERVATION, _within_reservation()),
         lambda: _rollup_truth(conn),
         lambda: books_billing.invoice_truth(conn),
-        lambda: _tenancy_closed(conn),
-        lambda: _idempotency(conn, skip),
+        lambda: _check(conn, equations.TENANCY_CLOSED, _tenancy_closed()),
+        lambda: _check(conn, equations.IDEMPOTENCY, _idempotency(), skip),
         lambda: books_billing.immutability(conn),
         lambda: books_documents.rounding(conn),
         lambda: books_upstreams.bought_tokens(conn, skip),
@@ -111,7 +111,7 @@ async def _check(
         rows = await conn.execute(wrong, {**bounds, "most": MAX_FAILURES + len(skip)})
         names = sorted(name for name in rows.scalars() if name not in skip)
         failures |= dict.fromkeys(names[:MAX_FAILURES])
-    return EquationResult(equation, num_checked, tuple(failures))
+    return EquationResult(equation, num_checked, tuple(sorted(failures)))
 
 
 def _statements(checked: Select[Any], *wrong: Select[Any]) -> Statements:
@@ -214,13 +214,24 @@ async def _rollup_truth(conn: AsyncConnection) -> EquationResult:
     num_checked = 0
     failures: list[str] = []
     for span in SPANS:
-        rows = (await conn.execute(differing(conn, span).limit(MAX_FAILURES))).all()
+        rows = (await conn.execute(_wrong_buckets(conn.dialect.name, span))).all()
         failures += [f"{span} bucket {row.bucket}: {', '.join(map(str, row[1:]))}" for row in rows]
-        num_checked += await _count(conn, select(table_of(span).bucket))
+        num_checked += await conn.scalar(_num_buckets(span)) or 0
     return EquationResult(equations.ROLLUP_TRUTH, num_checked, tuple(failures))
 
 
-async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
+@cache
+def _wrong_buckets(dialect: str, span: Span) -> Select[Any]:
+    return all_differing(dialect, span).limit(MAX_FAILURES)
+
+
+@cache
+def _num_buckets(span: Span) -> Select[int]:
+    return _counting(select(table_of(span).bucket))
+
+
+@cache
+def _tenancy_closed() -> Statements:
     """Every row has a tenant, and no row of one tenant refers to another tenant's key, batch or engine record."""
     orphan = select(LedgerEntry.request_id).where(LedgerEntry.tenant_id.not_in(select(Tenant.id)))
     stray_record = select(EngineRecordRow.request_id).where(EngineRecordRow.tenant_id.not_in(select(Tenant.id)))
@@ -243,14 +254,12 @@ async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
         .join(EngineRecordRow, EngineRecordRow.request_id == LedgerEntry.request_id)
         .where(EngineRecordRow.tenant_id != LedgerEntry.tenant_id)
     )
-    failures: dict[str, None] = {}
-    for wrong in (orphan, stray_record, foreign_key, foreign_batch, foreign_record):
-        failures |= dict.fromkeys(await _names(conn, wrong.distinct()))
-    num_checked = await _count(conn, select(LedgerEntry.request_id))
-    return EquationResult(equations.TENANCY_CLOSED, num_checked, tuple(sorted(failures)))
+    wrong = (orphan, stray_record, foreign_key, foreign_batch, foreign_record)
+    return _statements(select(LedgerEntry.request_id), *(query.distinct() for query in wrong))
 
 
-async def _idempotency(conn: AsyncConnection, skip: frozenset[str]) -> EquationResult:
+@cache
+def _idempotency() -> Statements:
     """Every stored answer that costs something has a settle (an answer to several prompts has one for each). The table
     itself allows only one answer per key."""
     first = select(IdempotentReply.request_id).where(IdempotentReply.posting.is_not(None))
@@ -259,8 +268,7 @@ async def _idempotency(conn: AsyncConnection, skip: frozenset[str]) -> EquationR
         LedgerEntry.request_id == stored.c.request_id, LedgerEntry.kind == "settle"
     )
     wrong = select(stored.c.request_id).where(~settled.exists())
-    num_checked = await _count(conn, select(stored.c.request_id))
-    return EquationResult(equations.IDEMPOTENCY, num_checked, await _names(conn, wrong, skip))
+    return _statements(select(stored.c.request_id), wrong)
 
 
 def _not_zero(both: Any, keys: list[str], sums: Collection[str]) -> Select[Any]:
@@ -272,19 +280,9 @@ def _not_zero(both: Any, keys: list[str], sums: Collection[str]) -> Select[Any]:
     )
 
 
-async def _names(conn: AsyncConnection, wrong: Select[Any], skip: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    query = wrong.limit(MAX_FAILURES + len(skip))
-    found = [name for name in (await conn.execute(query)).scalars() if name not in skip]
-    return tuple(sorted(found)[:MAX_FAILURES])
-
-
 def _entries(among: Ids | None) -> Ids:
     every = select(LedgerEntry.request_id)
     return every if among is None else every.where(LedgerEntry.request_id.in_(among))
-
-
-async def _count(conn: AsyncConnection, query: Select[Any]) -> int:
-    return await conn.scalar(_counting(query)) or 0
 
 
 def _counting(query: Select[Any]) -> Select[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import cache
+from typing import Any
 
-from sqlalchemy import and_, case, func, or_, select
+from sqlalchemy import Select, and_, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.billing import invoice_lines, invoice_numbers, residency_sums
@@ -21,7 +22,8 @@ from accounting.values.types import BILLED, CORRECTIONS
 async def invoice_truth(conn: AsyncConnection) -> EquationResult:
     """Invoices add up and their numbers have no gap. A tenant's invoices together hold exactly the usage of its rows up
     to its closes, with each row priced once more."""
-    failures = [*await _wrong_totals(conn), *await _wrong_corrections(conn), *await _gaps(conn)]
+    failures = await _found(conn, _wrong_totals() + _wrong_corrections())
+    failures += [f"series {series}: a number is missing" for series in await _found(conn, _gaps())]
     num_checked, entry, table = 0, LedgerEntry, ResidencyCharge
     tenant_ids = select(Invoice.tenant_id).where(Invoice.series == invoice_numbers.INVOICE).distinct()
     for tenant_id in (await conn.execute(tenant_ids)).scalars().all():
@@ -44,6 +46,21 @@ async def immutability(conn: AsyncConnection) -> EquationResult:
     """Sealed days hold the rows that were sealed. Every correction is a separate row and takes back no more than
     settle and reversal leave."""
     num_days, failures = await day_hashes.broken(conn)
+    for wrong in _wrong_credits():
+        failures += sorted(str(name) for name in (await conn.execute(wrong)).scalars())
+    num_credits = await conn.scalar(_NUM_CREDITS) or 0
+    return EquationResult(equations.IMMUTABILITY, num_days + num_credits, tuple(failures))
+
+
+# Statements are made once: to build one takes longer than to run it over small books.
+
+_NUM_CREDITS = select(func.count()).select_from(Credit)
+
+
+@cache
+def _wrong_credits() -> tuple[Select[Any], ...]:
+    """Selects credits without their row, charges that were corrected by more than they were, and credits that were used
+    up more than once."""
     missing = (
         select(Credit.id)
         .outerjoin(LedgerEntry, and_(LedgerEntry.request_id == Credit.id, LedgerEntry.kind == Credit.type))
@@ -77,13 +94,15 @@ async def immutability(conn: AsyncConnection) -> EquationResult:
         .group_by(CreditUse.credit_id, Credit.amount)
         .having(func.sum(CreditUse.amount) > Credit.amount)
     )
-    for wrong in (missing, too_much, overdrawn):
-        failures += sorted(str(name) for name in (await conn.execute(wrong)).scalars())
-    num_credits = await conn.scalar(select(func.count()).select_from(Credit)) or 0
-    return EquationResult(equations.IMMUTABILITY, num_days + num_credits, tuple(failures))
+    return missing, too_much, overdrawn
 
 
-async def _wrong_totals(conn: AsyncConnection) -> Iterable[str]:
+async def _found(conn: AsyncConnection, statements: tuple[Select[str], ...]) -> list[str]:
+    return [name for query in statements for name in (await conn.execute(query)).scalars()]
+
+
+@cache
+def _wrong_totals() -> tuple[Select[str], ...]:
     prepaid = func.sum(case((InvoiceLine.kind == "prepaid", -InvoiceLine.amount), else_=0))
     query = (
         select(Invoice.number)
@@ -105,11 +124,12 @@ async def _wrong_totals(conn: AsyncConnection) -> Iterable[str]:
         .group_by(Invoice.number, Invoice.series, Invoice.version, Invoice.prepaid)
         .having(func.coalesce(func.sum(used), 0) != case((is_first, Invoice.prepaid), else_=0))
     )
-    return [*(await conn.execute(query)).scalars(), *(await conn.execute(uses)).scalars()]
+    return query, uses
 
 
-async def _wrong_corrections(conn: AsyncConnection) -> Iterable[str]:
-    """Returns the credits of which documents have another amount, and documents with corrections of no credit. An
+@cache
+def _wrong_corrections() -> tuple[Select[str], ...]:
+    """Selects the credits of which documents have another amount, and documents with corrections of no credit. An
     adjustment may wait for its invoice."""
     is_its = and_(InvoiceLine.credit_id == Credit.id, InvoiceLine.kind == Credit.type)
     documented = func.coalesce(func.sum(InvoiceLine.amount), 0)
@@ -126,12 +146,13 @@ async def _wrong_corrections(conn: AsyncConnection) -> Iterable[str]:
         .where(InvoiceLine.kind.in_(CORRECTIONS), Credit.id.is_(None))
         .distinct()
     )
-    return [*(await conn.execute(differing)).scalars(), *(await conn.execute(of_none)).scalars()]
+    return differing, of_none
 
 
-async def _gaps(conn: AsyncConnection) -> Iterable[str]:
+@cache
+def _gaps() -> tuple[Select[str], ...]:
+    """Selects the series and the prefixes of which a number is missing."""
     kinds = select(Invoice.series).group_by(Invoice.series).having(func.max(Invoice.sequence) != func.count())
     table = InvoiceTerms
     prefixes = select(table.prefix).group_by(table.prefix).having(func.max(table.place) != func.count())
-    missing = [*(await conn.execute(kinds)).scalars(), *(await conn.execute(prefixes)).scalars()]
-    return [f"series {series}: a number is missing" for series in missing]
+    return kinds, prefixes

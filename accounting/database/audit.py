@@ -19,6 +19,7 @@ from accounting.values.errors import InvalidError
 
 ID_PREFIX = "audit_log-"
 Comparison = Literal["gt", "gte", "lt", "lte"]
+_WRITTEN = insert(AuditLog)
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
@@ -58,11 +59,8 @@ async def record(
     detail: dict[str, Any] | None = None,
 ) -> None:
     """Writes a row for a change that authentication need not notice. `auth_epoch.record` is for the other changes."""
-    await conn.execute(
-        insert(AuditLog).values(
-            at_ms=now * 1000, actor=actor, event=event, tenant_id=tenant_id, object_id=object_id, detail=detail or {}
-        )
-    )
+    row = {"at_ms": now * 1000, "actor": actor, "event": event, "tenant_id": tenant_id, "object_id": object_id}
+    await conn.execute(_WRITTEN, {**row, "detail": detail or {}})
 
 
 async def list_entries(

@@ -17,6 +17,7 @@ CLI = "cli"
 
 
 _EPOCH = select(AuthEpoch.epoch).where(AuthEpoch.id == 1)
+_RAISED = update(AuthEpoch).where(AuthEpoch.id == 1).values(epoch=AuthEpoch.epoch + 1).returning(AuthEpoch.epoch)
 
 
 async def auth_epoch(conn: AsyncConnection) -> int:
@@ -51,7 +52,6 @@ async def record(
 
 async def raised(conn: AsyncConnection) -> int:
     """Raises the epoch and returns it. For a change whose audit row its caller writes, if it has one."""
-    statement = update(AuthEpoch).where(AuthEpoch.id == 1).values(epoch=AuthEpoch.epoch + 1)
-    epoch: int | None = await conn.scalar(statement.returning(AuthEpoch.epoch))
+    epoch: int | None = await conn.scalar(_RAISED)
     assert epoch is not None
     return epoch

@@ -7,6 +7,7 @@ When a day is sealed its buckets are compared with the rows and computed anew if
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import BigInteger, ColumnElement, Select, case, cast, delete, func, insert, or_, select, union_all
@@ -129,11 +130,9 @@ def _whole(span: Span, start: int, end: int) -> tuple[int, int]:
     return (month_start(start), _end("month", month_start(end - 1))) if span == "month" else (start, end)
 
 
-def _source(conn: AsyncConnection, span: Span, start: int | None, end: int | None) -> Select[Any]:
-    """Selects what the sums of a span are made of, all of it or that of [start, end)."""
-    rows = _days_by_month(conn) if span == "month" else _rows_by_bucket(span)
-    if start is None or end is None:
-        return rows
+def _source(conn: AsyncConnection, span: Span, start: int, end: int) -> Select[Any]:
+    """Selects what the sums of a span in [start, end) are made of."""
+    rows = _days_by_month(conn.dialect.name) if span == "month" else _rows_by_bucket(span)
     times, scale = (RollupDay.bucket, 1) if span == "month" else (LedgerEntry.opened_at_ms, 1000)
     return rows.where(times >= start * scale, times < end * scale)
 
@@ -141,15 +140,29 @@ def _source(conn: AsyncConnection, span: Span, start: int | None, end: int | Non
 def differing(conn: AsyncConnection, span: Span, start: int | None = None, end: int | None = None) -> Select[Any]:
     """Selects keys whose stored sums differ from the sums of their rows (for a month: of its days), in all buckets or
     in [start, end)."""
+    if start is None or end is None:
+        return all_differing(conn.dialect.name, span)
+    bucket = table_of(span).bucket
+    return _unequal(_source(conn, span, start, end), _negated(span).where(bucket >= start, bucket < end))
+
+
+@cache
+def all_differing(dialect: str, span: Span) -> Select[Any]:
+    """Selects them in all buckets. The statement is made once."""
+    return _unequal(_days_by_month(dialect) if span == "month" else _rows_by_bucket(span), _negated(span))
+
+
+def _negated(span: Span) -> Select[Any]:
     stored = table_of(span)
-    negated = select(
+    return select(
         stored.bucket,
         *(getattr(stored, name) for name in KEYS),
         *((-getattr(stored, name)).label(name) for name in ("num_requests", *SUMS)),
     )
-    if start is not None and end is not None:
-        negated = negated.where(stored.bucket >= start, stored.bucket < end)
-    both = union_all(_source(conn, span, start, end), negated).subquery()
+
+
+def _unequal(source: Select[Any], negated: Select[Any]) -> Select[Any]:
+    both = union_all(source, negated).subquery()
     keys = [both.c[name] for name in ("bucket", *KEYS)]
     wrong = or_(*(func.sum(both.c[name]) != 0 for name in ("num_requests", *SUMS)))
     return select(*keys).group_by(*keys).having(wrong)
@@ -194,15 +207,15 @@ def _rows_by_bucket(span: Width) -> Select[Any]:
     ).where(LedgerEntry.kind.in_(BILLED))
 
 
-def _days_by_month(conn: AsyncConnection) -> Select[Any]:
+def _days_by_month(dialect: str) -> Select[Any]:
     return select(
-        _month(conn, RollupDay.bucket).label("bucket"),
+        _month(dialect, RollupDay.bucket).label("bucket"),
         *(getattr(RollupDay, name) for name in (*KEYS, "num_requests", *SUMS)),
     )
 
 
-def _month(conn: AsyncConnection, second: Any) -> ColumnElement[int]:
-    if conn.dialect.name == "sqlite":
+def _month(dialect: str, second: Any) -> ColumnElement[int]:
+    if dialect == "sqlite":
         return cast(func.strftime("%s", second, "unixepoch", "start of month"), BigInteger)
     utc = func.timezone("UTC", func.to_timestamp(second))
     return cast(func.date_part("epoch", func.date_trunc("month", utc)), BigInteger)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from migrated import template
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -26,10 +27,8 @@ def pepper() -> bytes:
 
 
 @pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "headgate.db"
-    migrate.upgrade(f"sqlite+aiosqlite:///{path}")
-    return path
+def sqlite_template() -> Path:
+    return template()
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from importlib.resources import files
 
 import pytest
 from alembic.script import ScriptDirectory
+from migrated import migrated
 from sqlalchemy import create_engine, inspect, text
 
 from accounting.database import alembic_runs, migrate
@@ -53,7 +54,7 @@ def test_the_known_revisions_are_those_of_the_scripts():
 
 
 def test_a_current_database_is_found_current_without_alembic(sqlite_url):
-    migrate.upgrade(sqlite_url)
+    migrated(sqlite_url)
     program = (
         "import sys; from accounting.database import migrate; url = sys.argv[1];"
         "migrate.upgrade(url); migrate.check(url); sys.exit('alembic' in sys.modules)"
@@ -72,7 +73,7 @@ def test_a_table_that_no_migration_makes_is_found(monkeypatch):
 
 
 def test_a_database_of_a_newer_headgate_is_refused_untouched(sqlite_url):
-    migrate.upgrade(sqlite_url)
+    migrated(sqlite_url)
     execute(sqlite_url, "UPDATE alembic_version SET version_num = '9999'")
     for refused in (migrate.check, migrate.upgrade):
         with pytest.raises(SchemaNewer, match="newer Headgate"):

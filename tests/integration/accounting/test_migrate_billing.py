@@ -15,12 +15,14 @@ SEPTEMBER, OCTOBER = 1_756_684_800, 1_759_276_800
 ROLLUP = "INSERT INTO rollup_day VALUES ({day}, '{tenant}', 'k', 'm', 'interactive', 's@1', 'USD', 2, 1, 2, 3, 4, 10, 1, 2, 3, 4)"
 
 
-@pytest.fixture
-def seeded(database_url):
-    """(engine, url) at the older revision."""
-    engine = seed(database_url)
-    yield engine, database_url
-    engine.dispose()
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def upgraded(request, tmp_path_factory):
+    """(engine, url) of a database that was at the older revision."""
+    with empty_database(request.param, tmp_path_factory.mktemp("upgraded")) as url:
+        engine = seed(url)
+        migrate.upgrade(url)
+        yield engine, url
+        engine.dispose()
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -58,9 +60,8 @@ def refused(engine, statement):
     return True
 
 
-def test_months_are_the_sums_of_the_days_there_were(seeded):
-    engine, url = seeded
-    migrate.upgrade(url)
+def test_months_are_the_sums_of_the_days_there_were(upgraded):
+    engine, _ = upgraded
     months = "SELECT bucket, tenant_id, num_requests, charge FROM rollup_month ORDER BY bucket, tenant_id"
     assert rows(engine, months) == [
         (SEPTEMBER, "proj_a", 4, 20),
@@ -69,9 +70,8 @@ def test_months_are_the_sums_of_the_days_there_were(seeded):
     ]
 
 
-def test_an_assignment_from_before_is_guarded_and_kept(seeded):
-    engine, url = seeded
-    migrate.upgrade(url)
+def test_an_assignment_from_before_is_guarded_and_kept(upgraded):
+    engine, url = upgraded
     migrate.check(url)
     assert rows(engine, "SELECT count(*) FROM rollup_day") == [(4,)]
     assert refused(engine, "UPDATE price_assignment SET from_ms = 1")
@@ -112,9 +112,8 @@ FILLED = (
 )
 
 
-def test_no_row_of_billing_can_be_changed_or_deleted(seeded):
-    engine, url = seeded
-    migrate.upgrade(url)
+def test_no_row_of_billing_can_be_changed_or_deleted(upgraded):
+    engine, _ = upgraded
     blob = "'\\x00'::bytea" if engine.dialect.name == "postgresql" else "x'00'"
     with engine.begin() as conn:
         for statement in FILLED:

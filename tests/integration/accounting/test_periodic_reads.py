@@ -15,7 +15,7 @@ from sqlalchemy import event
 from accounting.access import api_keys
 from accounting.batches import batches, claims, files
 from accounting.billing import drafts, invoices
-from accounting.database.db import Database
+from accounting.database.db import Database, insert_all
 from accounting.events import deliveries
 from accounting.limits import limiter_state, spend_alerts, spend_limits
 from accounting.limits.spend_alerts import AlertFields
@@ -62,7 +62,7 @@ async def old(db: Database) -> Database:
     ]
     async with db.write() as conn:
         for table, found in ((RollupDay, rows), (RollupMonth, rows), (LimiterIncident, incidents)):
-            await conn.execute(table.__table__.insert(), found)
+            await insert_all(conn, table.__table__, found)
         if db.dialect == "postgresql":
             await conn.exec_driver_sql("ANALYZE")
     return db

@@ -370,7 +370,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @shared
-async def jobs(home: Home, one_gateway: TestGateway, broker: Path) -> AsyncIterator[Jobs]:
+async def stopped_jobs(home: Home, one_gateway: TestGateway, broker: Path) -> AsyncIterator[Jobs]:
+    """Not started yet: a test may change its environment first."""
     env = {
         **os.environ,
         "HEADGATE_HOME": str(home.path),
@@ -382,12 +383,17 @@ async def jobs(home: Home, one_gateway: TestGateway, broker: Path) -> AsyncItera
         "AUTOSCALE_KEEPALIVE": "2",  # Celery's seconds from the last work to the end of a child
     }
     made = Jobs(home.path, env)
-    made.start()
     yield made
     if made.process is not None and made.process.poll() is None:
         await asyncio.to_thread(made.stop)
     for pid in made.children() if made.process else []:
         os.kill(pid, signal.SIGKILL)
+
+
+@shared
+async def jobs(stopped_jobs: Jobs) -> Jobs:
+    stopped_jobs.start()
+    return stopped_jobs
 
 
 @pytest.fixture

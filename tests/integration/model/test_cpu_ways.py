@@ -64,10 +64,10 @@ def test_draws_and_logprobs_are_equal_with_any_number_of_threads(monkeypatch: py
     """The number may change at every step (device/thread_count.py), and nobody may see it."""
     before = torch.get_num_threads()
     try:
+        torch.set_num_threads(2)
+        runner = ModelRunner(RunnerSettings(str(DEMO), device="cpu", num_blocks=1 + NUM_ROWS * BLOCKS))
         found = []
         for pattern in ([1], [2], [2, 1, 2]):
-            torch.set_num_threads(2)
-            runner = ModelRunner(RunnerSettings(str(DEMO), device="cpu", num_blocks=1 + NUM_ROWS * BLOCKS))
             asked = itertools.cycle(pattern)
             monkeypatch.setattr(ThreadCount, "of", lambda *_, asked=asked: next(asked))
             found.append(drawn(runner))
@@ -81,7 +81,7 @@ def drawn(runner: ModelRunner) -> list[list[tuple[object, ...]]]:
     params = SamplingParams(seed=5, top_p=0.95, logprobs=5, presence_penalty=0.5)
     tokens = [[300 + 7 * number + place for place in range(PROMPT)] for number in range(NUM_ROWS)]
     steps, start = [], 0
-    for _ in range(12):
+    for _ in range(7):
         results = runner.execute([row(number, given, start, params) for number, given in enumerate(tokens)])
         steps.append([result.drawn for result in results])
         start += len(tokens[0])

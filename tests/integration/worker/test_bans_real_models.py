@@ -4,6 +4,7 @@ it says alone on plain steps; and no word of it is a bad one. float32 on a CPU."
 from __future__ import annotations
 
 import pytest
+import torch
 from engine_driver import LINK, Driver
 from fakes import generate_request
 from proposing import Informed, speculating
@@ -47,11 +48,23 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def device_runner(model):
+    return model.runner(num_blocks=200, steps="device", max_rows=12)
+
+
+def worker(runner, **options):
+    """Returns one that has just started: nothing is left of another one's KV."""
+    with torch.inference_mode():
+        runner.store.tensor.fill_(float("nan"))
+    return Driver(runner, **options)
+
+
+@pytest.fixture(scope="module")
 def alone(model):
     tokens, logprobs = {}, {}
+    runner = model.runner(num_blocks=64)
     for name in PARAMS:
-        runner = model.runner(num_blocks=64)
-        drive = Driver(runner)
+        drive = worker(runner)
         drive.send(request(name, runner.root))
         drive.run().check_idle()
         for whole, part in zip((tokens, logprobs), heard(drive), strict=True):
@@ -70,13 +83,13 @@ def test_no_bad_word_and_nothing_but_allowed_tokens_are_said(alone):
 
 
 @pytest.mark.parametrize(("guesses", "num_accepted"), [("none", 0), ("ngram", 1), ("informed", 99)])
-def test_device_rows_and_guesses_change_no_token(model, alone, guesses, num_accepted):
-    runner = model.runner(num_blocks=200, steps="device", max_rows=12)
+def test_device_rows_and_guesses_change_no_token(device_runner, alone, guesses, num_accepted):
+    runner = device_runner
     assert runner.lag == 1
     answers = {(name, index): output for (_, name, index), output in alone[0].items()}
     proposer = {"none": None, "ngram": NgramProposer(), "informed": Informed(answers)}[guesses]
     speculate = speculating(proposer) if proposer else None
-    drive = Driver(runner, max_running=12, speculate=speculate)
+    drive = worker(runner, max_running=12, speculate=speculate)
     drive.send(*(request(name, runner.root) for name in PARAMS))
     drive.run().check_idle()
     tokens, logprobs = heard(drive)

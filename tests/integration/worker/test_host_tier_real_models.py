@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from engine_driver import LINK, Driver
@@ -56,18 +58,34 @@ def test_a_restored_prefix_gives_the_same_tokens(tmp_path, kv_dtype):
     assert drive.tokens[LINK, "again", 0] == drive.tokens[LINK, "r0", 0]
 
 
+def ask_five(drive):
+    """At first the later ones fit, then the earlier ones have grown."""
+    for number in range(5):
+        ask(drive, f"r{number}", PROMPT[number : number + 15], cache_write=number > 1)
+    drive.run().check_idle()
+
+
+@pytest.fixture(scope="module")
+def with_room(tmp_path_factory):
+    """Gives a model, and the tokens of the five with room for all of their KV."""
+
+    @functools.cache
+    def made(name):
+        model = TinyModel.make(name, tmp_path_factory.mktemp(name))
+        drive = Driver(model.runner(num_blocks=200))
+        ask_five(drive)
+        return model, drive.tokens
+
+    return made
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 @pytest.mark.parametrize("preempt", ["auto", "recompute", "swap"])
-def test_preemption_gives_the_same_tokens_in_each_mode(tmp_path, name, preempt):
-    model = TinyModel.make(name, tmp_path)
-    prompts = [PROMPT[i : i + 15] for i in range(5)]
-    alone = Driver(model.runner(num_blocks=200))
+def test_preemption_gives_the_same_tokens_in_each_mode(with_room, name, preempt):
+    model, tokens = with_room(name)
     drive = WithHost(model.runner(num_blocks=24), preempt=preempt, max_batch_tokens=16, max_running=8)
-    for one in (alone, drive):  # at first the later ones fit, then the earlier ones have grown
-        for number, prompt in enumerate(prompts):
-            ask(one, f"r{number}", prompt, cache_write=number > 1)
-        one.run().check_idle()
-    assert drive.tokens == alone.tokens
+    ask_five(drive)
+    assert drive.tokens == tokens
     assert drive.engine.totals.num_preempted > 0
     if preempt == "swap":
         assert drive.scheduler.restores.counts.num_swapped_in > 0

@@ -401,10 +401,11 @@ def run_machine(url: str, examples: int, steps: int) -> None:
     machine.TestCase().runTest()
 
 
-def test_on_sqlite(tmp_path: Path) -> None:
+@pytest.mark.parametrize("examples", ["4", pytest.param("12", marks=pytest.mark.rest)])
+def test_on_sqlite(tmp_path: Path, examples: str) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
     migrated(url)
-    run_machine(url, int(os.environ.get("HEADGATE_TEST_EXAMPLES", "8")), 60)
+    run_machine(url, int(os.environ.get("HEADGATE_TEST_EXAMPLES", examples)), 60)
 
 
 @pytest.mark.rest
