@@ -13,9 +13,11 @@ have (12): none names a node that is gone, and every node has a standing.
 
 from __future__ import annotations
 
-from collections import Counter
+import functools
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from cache.blocks.block_pool import NULL_BLOCK
 from cache.blocks.eviction import Entry, Leaves, Standing
@@ -26,7 +28,7 @@ from cache.tree.handle import Handle
 from cache.tree.radix import Node
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Seen:
     """The cache as the laws look at it. The tree is walked once for all of them."""
 
@@ -41,6 +43,12 @@ class Seen:
     @property
     def owners(self) -> Ownership:
         return self.cache.owners
+
+    @functools.cached_property
+    def protectors(self) -> dict[Node, int]:
+        """The number of protectors of each of the nodes."""
+        standing_of = self.cache.owners.protection.of
+        return {node: standing_of(node).num_protectors for node in self.nodes}
 
 
 def see(cache: PrefixCache, handles: Iterable[Handle] | None = None) -> Seen:
@@ -91,49 +99,57 @@ def _described(owners: Ownership, node: Node) -> str:
 
 
 def _blocks_in_one_place(seen: Seen) -> Iterator[str]:
-    """Compares sets of blocks, because a loop over the pool takes most of a check's time."""
-    owners, nodes = seen.owners, seen.nodes
+    """Compares numbers of blocks and asks for each that is free or in the tree, because a loop over the pool takes most of
+    a check's time. Only where something is wrong does it look for the block."""
+    owners = seen.owners
     counts, guests = owners.pool.counts(), owners.guests.counts()[0]
-    named = [*owners.pool.free_ids(), *(block for node in nodes for block in node.block_ids)]
-    free, tree = set(owners.pool.free_ids()), {block for node in nodes for block in node.block_ids}
-    if len(named) != len(free | tree):
-        yield f"(1) blocks in two places, free stack or tree: {[b for b, n in Counter(named).items() if n > 1]}"
+    stack, edges = owners.pool.free_ids(), list(chain.from_iterable([node.block_ids for node in seen.nodes]))
+    free, tree = set(stack), set(edges)
+    if len(stack) + len(edges) != len(free | tree):
+        named = Counter([*stack, *edges])
+        yield f"(1) blocks in two places, free stack or tree: {[b for b, n in named.items() if n > 1]}"
     if NULL_BLOCK in free or NULL_BLOCK in tree:
         yield "(1) the null block was handed out"
-    unowned = {block for block, owned in enumerate(counts) if not owned} - {NULL_BLOCK}
-    for block in (unowned ^ free) - {NULL_BLOCK}:
-        yield f"(1) block {block} has {counts[block]} owners and is {'' if block in free else 'not '}free"
-    for block in ({block for block, marked in enumerate(owners.in_tree) if marked} ^ tree) - {NULL_BLOCK}:
-        yield f"(1) block {block}: the in_tree mark says {owners.in_tree[block]}"
-    for block in {block for block in tree if counts[block] > 1} ^ (tree & guests.keys()):
-        yield f"(1) tree block {block} has {counts[block]} owners, guest: {block in guests}"
+    free.discard(NULL_BLOCK)
+    tree.discard(NULL_BLOCK)
+    num_unowned = counts.count(0) - (counts[NULL_BLOCK] == 0)
+    if num_unowned != len(free) or any(map(counts.__getitem__, free)):
+        unowned = {block for block, owned in enumerate(counts) if not owned} - {NULL_BLOCK}
+        for block in unowned ^ free:
+            yield f"(1) block {block} has {counts[block]} owners and is {'' if block in free else 'not '}free"
+    num_unmarked = owners.in_tree.count(0) - (not owners.in_tree[NULL_BLOCK])
+    if num_unmarked != len(counts) - 1 - len(tree) or not all(map(owners.in_tree.__getitem__, tree)):
+        for block in ({block for block, marked in enumerate(owners.in_tree) if marked} ^ tree) - {NULL_BLOCK}:
+            yield f"(1) block {block}: the in_tree mark says {owners.in_tree[block]}"
+    if guests or max(map(counts.__getitem__, tree), default=0) > 1:
+        for block in {block for block in tree if counts[block] > 1} ^ (tree & guests.keys()):
+            yield f"(1) tree block {block} has {counts[block]} owners, guest: {block in guests}"
     for block in owners.moving:
         if block in free or block in tree or counts[block] != 1:
             yield f"(1) block {block} is moving and has {counts[block]} owners"
-    evictable = sum(len(node.block_ids) for node in seen.tree if not _protectors_of(owners, node))
+    protectors = seen.protectors
+    evictable = sum([len(node.block_ids) for node in seen.tree if not protectors[node]])
     if evictable != owners.usage.num_evictable:
         yield f"(1) {evictable} blocks are evictable, the count says {owners.usage.num_evictable}"
 
 
-def _protectors_of(owners: Ownership, node: Node) -> int:
-    return owners.protection.of(node).num_protectors
-
-
 def _protectors(seen: Seen) -> Iterator[str]:
-    owners = seen.owners
-    held = Counter(handle.node for handle in seen.handles or [])
-    nodes = seen.nodes
-    children = Counter(node.parent for node in nodes if node.parent and _protectors_of(owners, node))
+    owners, protectors = seen.owners, seen.protectors
+    least: defaultdict[Node | None, int] = defaultdict(int)
+    for handle in seen.handles or ():
+        least[handle.node] += 1
+    for node, number in protectors.items():
+        if number:
+            least[node.parent] += 1
     guests, counts = owners.guests.counts()
     if counts != Counter(guests.values()):
         yield f"(2) the nodes have {Counter(guests.values())} guests, the counts say {counts}"
-    for node in nodes:
-        number = _protectors_of(owners, node)
-        least = children[node] + (node in owners.pins) + bool(owners.guests.num_at(node)) + held[node]
-        if number < least or (seen.handles is not None and number != least):
-            yield f"(2) {_described(owners, node)} should have {least} protectors"
+    for node, number in protectors.items():
+        own = least[node] + (node in owners.pins) + bool(counts.get(node))
+        if number < own or (seen.handles is not None and number != own):
+            yield f"(2) {_described(owners, node)} should have {own} protectors"
     for node in owners.protection.doomed:
-        if not _protectors_of(owners, node):
+        if not protectors[node]:
             yield f"(2) {node!r} was dropped, nobody holds it, and it is still here"
 
 
@@ -170,21 +186,22 @@ def _tops(leaves: Leaves) -> Iterator[str]:
 
 def _tenants(seen: Seen) -> Iterator[str]:
     owners = seen.owners
-    held: Counter[str] = Counter()
-    retained: Counter[str] = Counter()
-    recent: Counter[str] = Counter()
-    for node in seen.nodes:
-        (held if _protectors_of(owners, node) else retained)[node.tenant] += len(node.block_ids)
-        recent[node.tenant] += len(node.block_ids) if node in owners.protection.recent_by_use else 0
+    held: defaultdict[str, int] = defaultdict(int)
+    retained: defaultdict[str, int] = defaultdict(int)
+    recent: defaultdict[str, int] = defaultdict(int)
+    for node, number in seen.protectors.items():
+        (held if number else retained)[node.tenant] += len(node.block_ids)
+        if node in owners.protection.recent_by_use:
+            recent[node.tenant] += len(node.block_ids)
     usage = owners.usage
-    within = Counter(dict.fromkeys((SHARED, COLD, LAST_RESORT), 0))
+    within = dict.fromkeys((SHARED, COLD, LAST_RESORT), 0)
     for tenant in {*usage.tenants(), *held, *retained}:
-        blocks, kept = usage.of(tenant), retained[tenant]
-        if (blocks.num_held, blocks.num_retained) != (held[tenant], kept):
-            yield f"(7) {tenant!r} has {held[tenant]} held, {kept} retained blocks; the counts say {blocks}"
-        if blocks.num_recent != recent[tenant]:
-            yield f"(7) {tenant!r} has {recent[tenant]} recent blocks; the counts say {blocks}"
-        above = max(0, held[tenant] + kept - blocks.floor)
+        kept, counted = retained[tenant], usage.numbers(tenant)
+        if (counted.held, counted.retained) != (held[tenant], kept):
+            yield f"(7) {tenant!r} has {held[tenant]} held, {kept} retained blocks; the counts say {usage.of(tenant)}"
+        if counted.recent != recent[tenant]:
+            yield f"(7) {tenant!r} has {recent[tenant]} recent blocks; the counts say {usage.of(tenant)}"
+        above = max(0, held[tenant] + kept - counted.floor)
         for reach in within:
             evictable = kept if reach.recent else kept - recent[tenant]
             within[reach] += evictable if reach.floors else min(evictable, above)
@@ -208,7 +225,7 @@ def _order(seen: Seen) -> Iterator[str]:
             yield f"(9) {node!r} comes too early in the order of use"
         last_ms = used_ms
         earlier.add(node)
-    evictable = {n for n in seen.tree if not _protectors_of(owners, n) and n.parent is not None}
+    evictable = {node for node in seen.tree if not seen.protectors[node] and node.parent is not None}
     if evictable != earlier:
         yield f"(9) evictable nodes {evictable}, in the order of use {earlier}"
     if list(protection.recent_by_use) != [node for node in protection.by_use if node in protection.recent_by_use]:
@@ -217,17 +234,18 @@ def _order(seen: Seen) -> Iterator[str]:
 
 def _pins(seen: Seen) -> Iterator[str]:
     pins, limit, nodes = seen.owners.pins, seen.cache.retention.pin_limit, seen.nodes
-    below = Counter(node.parent for node in nodes if pins.covers(node))
-    for node in nodes:
+    covers = {node: number for node in nodes if (number := pins.covers(node))}
+    below = Counter([node.parent for node in covers])
+    for node in nodes if covers or len(pins) else ():
         should = (node in pins) + below[node]
-        if node.parent is not None and pins.covers(node) != should:
+        if node.parent is not None and covers.get(node, 0) != should:
             yield f"(10) {node!r} has {pins.covers(node)} pins, it should be {should}"
-    pinned = sum(len(node.block_ids) for node in nodes if pins.covers(node))
+    pinned = sum([len(node.block_ids) for node in covers])
     if not pinned == pins.num_blocks <= limit:
         yield f"(10) {pinned} blocks are under pins, the count says {pins.num_blocks}"
-    by_tenant = Counter[str]()
-    for node in nodes:
-        by_tenant[node.tenant] += len(node.block_ids) if pins.covers(node) else 0
+    by_tenant: defaultdict[str, int] = defaultdict(int)
+    for node in covers:
+        by_tenant[node.tenant] += len(node.block_ids)
     usage = seen.owners.usage
     for tenant in {*by_tenant, *usage.tenants()}:
         if usage.num_pinned(tenant) != by_tenant[tenant]:
@@ -278,9 +296,10 @@ def _side_tables(seen: Seen) -> Iterator[str]:
     owners = seen.owners
     here = set(seen.nodes)
     for table in (owners.protection, owners.guests, owners.pins, owners.offers):
-        for gone in set() if table is None else set(table.named()) - here:
-            yield f"(12) {type(table).__name__} names {gone!r}, which is gone"
-    for node in here - set(owners.protection.named()):
+        if table is not None and not here.issuperset(table.named()):
+            for gone in set(table.named()) - here:
+                yield f"(12) {type(table).__name__} names {gone!r}, which is gone"
+    for node in here.difference(owners.protection.named()):
         yield f"(12) {node!r} has no standing"
     watch = owners.tree.watch
     if watch is not None and (wrong := set(watch.named()) ^ {n for n in seen.tree if n.parent is not None}):

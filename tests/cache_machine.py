@@ -509,8 +509,18 @@ class CacheMachine(RuleBasedStateMachine):
 
 SOAK = os.environ.get("HEADGATE_SOAK") == "1"
 CacheMachine.TestCase.settings = settings(
-    max_examples=5000 if SOAK else 150,
+    max_examples=5000 if SOAK else 75,
     stateful_step_count=100 if SOAK else 50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
+
+
+def at_length(machine: type[RuleBasedStateMachine]) -> type:
+    """Returns the test of more examples, which is the rest's."""
+
+    class Longer(machine):
+        pass
+
+    Longer.TestCase.settings = settings(CacheMachine.TestCase.settings, max_examples=5000 if SOAK else 300)
+    return pytest.mark.rest(Longer.TestCase)

@@ -33,8 +33,10 @@ import pytest
 import redis.utils
 
 from kernels.cpu import instructions
+from workers.process import waiting
 
 instructions.limit_libraries()  # with HEADGATE_ENGINE_CPU (`make test-cpus`), before torch is imported
+waiting.bound()  # as a worker does: a second thread of torch would be busy between all sums of the tests that want two
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))

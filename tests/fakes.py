@@ -84,7 +84,7 @@ def decode(tokens: Sequence[int]) -> str:
 
 def script(tokens: Sequence[int], draw: SampleSpec, eos_every: int = 0) -> int:
     """The token after `tokens`: a function of every one of them and, above temperature 0, of seed and position."""
-    state = zlib.crc32(array("i", list(tokens)).tobytes())
+    state = zlib.crc32(tokens if isinstance(tokens, array) and tokens.typecode == "i" else array("i", tokens))
     if draw.params.temperature > 0:
         state = zlib.crc32(f"{draw.seed}/{draw.position}".encode(), state)
     if eos_every and state % eos_every == 0 and len(draw.output) >= draw.params.min_tokens:
@@ -115,6 +115,10 @@ def expected_output(
         if output[-1] in ends:
             break
     return output
+
+
+def says_nothing(prompt: str) -> None:
+    """No text of its own: the tokens are those of `script`."""
 
 
 def scripted_vector(tokens: Sequence[int], probe: Pooled | None = None) -> bytes:
@@ -165,7 +169,7 @@ class ScriptedRunner:
         self.abilities = abilities
         self.adapters: dict[str, LoadedAdapter] = {}
         self.steps: list[list[Row]] = []
-        self.says: Callable[[str], str | None] = lambda prompt: None
+        self.says: Callable[[str], str | None] = says_nothing
         """Returns what the model answers to a prompt's text, where it is to say something that means something."""
         self.copies: list[tuple[int, int]] = []
         self.hanging = threading.Event()
@@ -275,7 +279,7 @@ class ScriptedRunner:
         return RowResult(tuple(drawn), prompt_logprobs, probed=self._mass(row))
 
     def _next(self, known: Sequence[int], draw: SampleSpec) -> int:
-        said = self.says(decode(draw.prompt))
+        said = None if self.says is says_nothing else self.says(decode(draw.prompt))
         if said is None:
             return script(known, draw, self._eos_every)
         return (*said.encode(), EOS)[min(len(draw.output), len(said.encode()))]
@@ -303,6 +307,8 @@ class ScriptedRunner:
 
 def is_thinned(known: Sequence[int], tokens: Sequence[int], size: int) -> bool:
     """Whether these are the tokens without some whole blocks of them, in order; the end is there."""
+    if len(known) == len(tokens) and list(known) == tokens:
+        return True
     num_whole = len(known) - len(known) % size
     blocks = iter(tuple(tokens[i : i + size]) for i in range(0, len(tokens), size))
     kept = (tuple(known[i : i + size]) for i in range(0, num_whole, size))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from functools import cache
+from functools import cache, lru_cache
 
 from gateway.structured import ebnf, lark
 from workers.engine.grammars.grammar import Automaton, begin
-from workers.engine.grammars.library import Library
+from workers.engine.grammars.library import Compiled, Library
 
 END = 1
 WORDS = [b'{"', b'": ', b'", "', b"yes", b"true", b"ab", b"12", b"]}", "é".encode(), b"\xc3"]
@@ -25,11 +25,31 @@ def of_rules(text: str) -> str:
 
 
 def automaton(grammar: str, end_ids=(END,)) -> Automaton:
-    return begin(library().compile(grammar), end_ids)
+    return begin(_compiled(grammar), end_ids)
 
 
-def tokens_of(mask: bytes) -> list[int]:
-    return [token for token in range(len(mask) * 8) if mask[token // 8] >> (token % 8) & 1]
+RECENT = 16
+_recent: dict[str, Compiled] = {}
+
+
+def _compiled(grammar: str) -> Compiled:
+    """The grammar compiled once for its texts, and anew where a worker does it."""
+    found = _recent.pop(grammar, None)
+    if found is None or found.is_spent:
+        found = library().compile(grammar)
+    _recent[grammar] = found
+    if len(_recent) > RECENT:
+        del _recent[next(iter(_recent))]
+    return found
+
+
+@lru_cache(maxsize=4096)
+def tokens_of(mask: bytes) -> tuple[int, ...]:
+    return tuple(8 * at + bit for at, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1)
+
+
+def allows(mask: bytes, token: int) -> bool:
+    return bool(mask[token // 8] >> (token % 8) & 1)
 
 
 def ids(text: str) -> list[int]:
@@ -40,11 +60,11 @@ def matches(grammar: str, text: str) -> bool:
     """Byte by byte, and the text may end there."""
     one = automaton(grammar)
     for place, token in enumerate(ids(text)):
-        if one.ended or token not in tokens_of(one.mask):
+        if one.ended or not allows(one.mask, token):
             return False
         one.advance(token)
         assert not one.fault or place
-    return one.ended or END in tokens_of(one.mask)
+    return one.ended or allows(one.mask, END)
 
 
 def walk(grammar: str, seed: int, max_tokens: int = 600) -> str | None:

@@ -6,7 +6,7 @@ Block 0 is the null block, the target of padding rows: it is never handed out. E
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 NULL_BLOCK = 0
 
@@ -60,6 +60,6 @@ class BlockPool:
         """Returns the number of owners of each block (for invariants.py)."""
         return self._counts
 
-    def free_ids(self) -> Iterable[int]:
+    def free_ids(self) -> Sequence[int]:
         """Returns the free stack, bottom first (for invariants.py and dumps)."""
         return tuple(self._free)

@@ -42,6 +42,15 @@ COLD = Reach(recent=False, floors=False)
 """The reach of batch beyond one sequence: a batch must not cost live chats their cache."""
 
 
+class Numbers(NamedTuple):
+    """The numbers of a tenant's blocks now."""
+
+    held: int
+    retained: int
+    recent: int
+    floor: int
+
+
 @dataclass(slots=True)
 class TenantBlocks:
     num_held: int = 0
@@ -183,6 +192,13 @@ class Usage:
         if tenant not in self._tenants:
             return TenantBlocks(since_ms=self.now_ms())
         return TenantBlocks(*_values(self._up_to_now(tenant)))
+
+    def numbers(self, tenant: str) -> Numbers:
+        """Returns the numbers of blocks (for invariants.py); zeros for a tenant that is not known."""
+        blocks = self._tenants.get(tenant)
+        if blocks is None:
+            return Numbers(0, 0, 0, 0)
+        return Numbers(blocks.num_held, blocks.num_retained, blocks.num_recent, blocks.floor)
 
     def look(self) -> dict[str, TenantBlocks]:
         """Returns copies, integrated up to now, of the tenants that have blocks or changed since the last look. Those

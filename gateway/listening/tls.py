@@ -17,14 +17,9 @@ from yarl import URL
 from gateway.base.settings import GatewaySettings, SettingsError
 from gateway.http.http_limits import GatewayProtocol, GatewayRunner, GatewayServer
 from gateway.listening.sockets import BACKLOG, descriptors
-from workers.process.tls.certificates import (
-    Certificate,
-    CertificateError,
-    CertificateMetrics,
-    dialling_context,
-    https_context,
-)
+from workers.process.tls.certificates import Certificate, CertificateError, dialling_context, https_context
 from workers.process.tls.listener import Hands, TlsListener
+from workers.process.tls.metrics import CertificateMetrics
 
 
 class TlsFailures(Collector):

@@ -59,21 +59,28 @@ def read(path: Path) -> tuple[list[int], list[str], list[tuple[int, str]]]:
     return doubled(tree), fragments(tree), beginnings(tree)
 
 
+def statements(tree: ast.Module) -> list[ast.AST]:
+    """Returns the module, its statements, and those within them. No expression has a statement in it."""
+    found: list[ast.AST] = [tree]
+    for node in found:
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found += getattr(node, name, ())
+    return found
+
+
 def doubled(tree: ast.Module) -> list[int]:
     """Lines of strings that stand alone behind another one."""
-    bodies = (getattr(node, "body", None) for node in ast.walk(tree))
     return [
         second.lineno
-        for body in bodies
-        if isinstance(body, list)
-        for first, second in itertools.pairwise(body)
+        for node in statements(tree)
+        for first, second in itertools.pairwise(getattr(node, "body", ()))
         if _is_string(first) and _is_string(second)
     ]
 
 
 def fragments(tree: ast.Module) -> list[str]:
     """First words of the strings that stand alone and begin without a subject, with their lines."""
-    starts = ((node.lineno, node.value.value.lstrip()) for node in ast.walk(tree) if _is_string(node))
+    starts = ((node.lineno, node.value.value.lstrip()) for node in statements(tree) if _is_string(node))
     return [f"{line}: {text[:60]}" for line, text in starts if text and re.split(r"\W", text)[0] in WITHOUT_SUBJECT]
 
 
@@ -81,7 +88,7 @@ def beginnings(tree: ast.Module) -> list[tuple[int, str]]:
     """Returns line and first word of each function's docstring. That of a command is its help, which tells its user
     what to do, and that of a property says what the value is.
     """
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    functions = (node for node in statements(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     texts = ((one.lineno, ast.get_docstring(one)) for one in functions if not _is_other(one))
     return [(line, re.split(r"\W", text)[0]) for line, text in texts if text]
 

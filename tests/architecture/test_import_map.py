@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import sys
@@ -54,6 +55,7 @@ def top_modules(folder):
     return [path for path in folder.glob("*.py") if path.name != "__init__.py"]
 
 
+@functools.cache
 def folders():
     inside = (path for package in import_map.PACKAGES for path in (ROOT / package).rglob("__init__.py"))
     return {path.parent.relative_to(ROOT).as_posix(): path.parent for path in inside}

@@ -67,10 +67,15 @@ def pages() -> list[Path]:
     return [path for path in files() if path.suffix == ".md" and path != CHANGELOG]
 
 
+@cache
+def flat_text_of(path: Path) -> str:
+    """Returns the text on one line, comment signs left out, with every character in its place."""
+    return re.sub(r"\n(?!\s*\n)[ #>]*", lambda end: " " * len(end[0]), text_of(path))
+
+
 def found(pattern: re.Pattern[str], path: Path) -> Iterator[tuple[int, re.Match[str], str]]:
     """(line, match, the whole text on one line): a reference may go over a line's end, comment signs included."""
-    text = text_of(path)
-    flat = re.sub(r"\n(?!\s*\n)[ #>]*", lambda end: " " * len(end[0]), text)
+    text, flat = text_of(path), flat_text_of(path)
     for match in pattern.finditer(flat):
         yield (text.count("\n", 0, match.start("page" if "page" in match.groupdict() else 0)) + 1, match, flat)
 
@@ -95,8 +100,13 @@ def headings(page: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def references_to_pages(path: Path) -> Iterator[tuple[Reference, str, str]]:
+@cache
+def references_to_pages(path: Path) -> tuple[tuple[Reference, str, str], ...]:
     """(where, page, name): "api.md 6.2 and 6.3" are two."""
+    return tuple(_references_to_pages(path))
+
+
+def _references_to_pages(path: Path) -> Iterator[tuple[Reference, str, str]]:
     for line_no, match, text in found(PAGE, path):
         end, kind = match.end(), ""
         while item := ITEM.match(text, end):
@@ -122,11 +132,15 @@ def dead_sections(path: Path) -> Iterator[Reference]:
             yield reference
 
 
+@cache
+def known_adrs() -> frozenset[int]:
+    return frozenset(int(one.name[:4]) for one in ADR.glob("[0-9][0-9][0-9][0-9]-*.md"))
+
+
 def dead_adrs(path: Path) -> Iterator[Reference]:
-    known = {int(one.name[:4]) for one in ADR.glob("[0-9][0-9][0-9][0-9]-*.md")}
     for line_no, match, _ in found(ADR_NUMBERS, path):
         for number in re.findall(r"\d+", match["numbers"]):
-            if int(number) not in known:
+            if int(number) not in known_adrs():
                 yield Reference(path, line_no, f"ADR {number}")
 
 

@@ -74,12 +74,10 @@ class Case:
 
     def __post_init__(self) -> None:
         self._random = torch.Generator().manual_seed(sum(self.lens) + self.head_dim)
-        order = torch.randperm(400 + sum(self.lens), generator=self._random).tolist()
+        counts = [-(-length // self.block_size) for length in self.lens]
+        order = torch.randperm(20 + sum(counts), generator=self._random)
         self.news = self.news or [1] * len(self.lens)
-        self.tables = []
-        for length in self.lens:
-            count = -(-length // self.block_size)
-            self.tables.append(torch.tensor([1 + order.pop() % 10_000 for _ in range(count)]))
+        self.tables = list((1 + order)[: sum(counts)].split(counts))
         num_blocks = 2 + max(int(table.max()) for table in self.tables)
         shape = (num_blocks, 2, self.kv_heads, self.block_size, self.head_dim)
         self.kv = [self._poisoned(shape) for _ in range(self.num_layers)]

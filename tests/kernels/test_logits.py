@@ -4,9 +4,6 @@ twin, and what its scan leaves for sampling."""
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -211,19 +208,6 @@ def test_many_biases_reach_their_tokens_in_every_segment(number):
     expected, _ = run(TWIN, raw, edits)
     found, _ = run(TRITON, raw, edits, shape=geometry(1000, lanes=32, runs=4, most_segments=4))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_one_compiled_scan_serves_every_number_of_biases():
-    """A variant for each number would be compiled in front of everybody's streams. Counted without the interpreter."""
-    code = (
-        "from kernels import ahead; from kernels.triton.sampling import logits; ahead._pretend(90);"
-        "(one,) = [s for s in logits.specimens(90) if s.name == 'scan 50257 edits 16'];"
-        "print(len({id(one.kernel.warmup(*one.args[:-1], n, grid=(1,), num_warps=4, **one.constants))"
-        " for n in (1, 5, 16, 40, 300)}))"
-    )
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "1"
 
 
 def test_sampling_behind_the_edits_reads_their_scan_and_gives_raw_logprobs():

@@ -40,7 +40,8 @@ from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.plan import StepRunner
 from workers.process import file_systems, logs, waiting
 from workers.process.heartbeat import Heartbeat
-from workers.process.tls.certificates import Certificate, CertificateError, CertificateMetrics, listening_context
+from workers.process.tls.certificates import Certificate, CertificateError, listening_context
+from workers.process.tls.metrics import CertificateMetrics
 
 logger = logging.getLogger("workers.engine")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import groupby
 from unittest import mock
 
-from cache_machine import SIZE, CacheMachine, Prefix
+from cache_machine import SIZE, CacheMachine, Prefix, at_length
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
@@ -69,4 +69,6 @@ class GroupsMachine(CacheMachine):
             patch.stop()
 
 
+GroupsMachine.TestCase.settings = CacheMachine.TestCase.settings
 TestGroups = GroupsMachine.TestCase
+TestGroupsAtLength = at_length(GroupsMachine)

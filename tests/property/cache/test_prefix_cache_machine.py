@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from cache_machine import CacheMachine
+from cache_machine import CacheMachine, at_length
 
 TestPrefixCacheAgainstANaiveModel = CacheMachine.TestCase
+TestPrefixCacheAgainstANaiveModelAtLength = at_length(CacheMachine)

@@ -11,7 +11,21 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
-from cache_machine import ANNA, BERT, PATHS, PUBLIC, SIZE, CacheMachine, Prefix, Sequence, names, pick, prompts, tenants
+from cache_machine import (
+    ANNA,
+    BERT,
+    PATHS,
+    PUBLIC,
+    SIZE,
+    CacheMachine,
+    Prefix,
+    Sequence,
+    at_length,
+    names,
+    pick,
+    prompts,
+    tenants,
+)
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -275,4 +289,6 @@ class TieredMachine(CacheMachine):
 HostMachine.TestCase.settings = CacheMachine.TestCase.settings
 TieredMachine.TestCase.settings = CacheMachine.TestCase.settings
 TestTheHostAgainstANaiveModel = HostMachine.TestCase
+TestTheHostAgainstANaiveModelAtLength = at_length(HostMachine)
 TestTheTreeWithAHostBehindIt = TieredMachine.TestCase
+TestTheTreeWithAHostBehindItAtLength = at_length(TieredMachine)

@@ -110,7 +110,7 @@ def undisturbed(runner):
 
 
 @settings(
-    max_examples=60,
+    max_examples=30,
     derandomize=True,
     deadline=None,
     phases=(Phase.explicit, Phase.generate),  # a seed has nothing to be shrunk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -19,6 +20,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    """Makes a model by its name, once for the tests of a module, which only read it."""
+
+    @functools.cache
     def make(name: str) -> TinyModel:
         return TinyModel.make(name, tmp_path_factory.mktemp(name))
 

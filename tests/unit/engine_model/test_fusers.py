@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 from collections import Counter
@@ -71,6 +72,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     return make
 
 
+@pytest.fixture(scope="module")
+def unfused(tiny_model: TinyModels) -> Callable[[str], torch.Tensor]:
+    """Returns the logits of a model in float32 as transformers has it."""
+
+    @functools.cache
+    def logits(name: str) -> torch.Tensor:
+        plain = tiny_model(name).runner(fuse=False)
+        assert fused_parts(plain)[:2] == (0, 0)
+        return logits_of(plain)
+
+    return logits
+
+
 def logits_of(runner: ModelRunner) -> torch.Tensor:
     """Of every token of some prompts, each in a pass of its own."""
     loaded, found = runner.loaded, []
@@ -109,24 +123,22 @@ def fused_parts(runner: ModelRunner) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_fused_model_says_what_it_says_unfused(
-    tiny_model: TinyModels, caplog: pytest.LogCaptureFixture, name: str
+    tiny_model: TinyModels, unfused: Callable[[str], torch.Tensor], caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    model = tiny_model(name)
-    fused, plain = model.runner(), model.runner(fuse=False)
+    fused, expected = tiny_model(name).runner(), unfused(name)
     assert not warnings_of(caplog)
     if can_pack(torch.empty((1, 1))):
         assert fused_parts(fused) == FAMILIES[name]
-    assert fused_parts(plain)[:2] == (0, 0)
-    assert apart(logits_of(fused), logits_of(plain)) <= TOLERANCE
+    assert apart(logits_of(fused), expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_in_bfloat16_a_fused_model_is_as_near_to_float32_as_unfused(
-    tiny_model: TinyModels, caplog: pytest.LogCaptureFixture, name: str
+    tiny_model: TinyModels, unfused: Callable[[str], torch.Tensor], caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     model = tiny_model(name)
-    exact = logits_of(model.runner(fuse=False))
+    exact = unfused(name)
     fused, plain = (logits_of(model.runner(dtype="bfloat16", fuse=fuse)) for fuse in (True, False))
     assert not warnings_of(caplog)
     assert (fused - exact).norm() <= 1.25 * (plain - exact).norm()

@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from walks import tokens_of
 
 from gateway.base.errors import ApiError
 from gateway.parsers.dialects import DIALECTS, STYLES, OutputSyntax
@@ -51,7 +52,7 @@ class Model:
         one = begin(self._library.compile(grammar), [END])
         output, waiting = b"", self._tokens(before)
         for _ in range(most):
-            allowed = [token for token in range(len(one.mask) * 8) if one.mask[token // 8] >> (token % 8) & 1]
+            allowed = tokens_of(one.mask)
             if waiting:
                 token = waiting.pop(0)
                 assert token in allowed, (output, token)

@@ -10,15 +10,11 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
-
-from prometheus_client import Metric
-from prometheus_client.metrics_core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 logger = logging.getLogger(__name__)
 
@@ -282,29 +278,3 @@ def host_name(files: Files, host: str) -> str:
     every = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
     usable = [name for name in every if not name.startswith("*")]
     return host if host in every or not usable else usable[0]
-
-
-class CertificateMetrics(Collector):
-    """When the certificates of a process end."""
-
-    def __init__(self, certificates: Mapping[str, Certificate]) -> None:
-        """The keys say what each certificate is for: `listener` or `links`."""
-        self._certificates = certificates
-
-    def collect(self) -> Iterator[Metric]:
-        ends = GaugeMetricFamily(
-            "headgate_tls_certificate_expires_timestamp_seconds",
-            "Unix time at which the certificate in use, or the first of its chain, ends: that of the base URL (listener),"
-            " and that of links between gateways and workers (links).",
-            labels=["use"],
-        )
-        unusable = GaugeMetricFamily(
-            "headgate_tls_certificate_unusable",
-            "It is 1 while the files of a certificate cannot be used, and those of before are.",
-            labels=["use"],
-        )
-        for use, certificate in self._certificates.items():
-            ends.add_metric([use], certificate.ends_at)
-            unusable.add_metric([use], float(bool(certificate.fault)))
-        yield ends
-        yield unusable
