@@ -19,7 +19,7 @@ def bounds(period: str) -> tuple[int, int]:
     """Returns the first second of the period, and the first second of the next one. Raises InvalidError."""
     match = _PERIOD.fullmatch(period)
     if match is None:
-        raise InvalidError("A period is a month, written like 2026-10.", "period")
+        raise InvalidError("A period is a month of 2000 to 2099, written like 2026-10.", "period")
     year, month = int(match["year"]), int(match["month"])
     following = (year + 1, 1) if month == 12 else (year, month + 1)
     return _first_second(year, month), _first_second(*following)

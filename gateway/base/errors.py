@@ -54,6 +54,11 @@ def unauthorized() -> ApiError:
     return ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
+def access_ended() -> ApiError:
+    """The key was revoked, or its tenant suspended, while the request ran."""
+    return ApiError(401, "The access of this API key was taken away while the request ran.", code="invalid_api_key")
+
+
 def forbidden(code: str, message: str) -> ApiError:
     return ApiError(403, message, code=code)
 

@@ -83,9 +83,14 @@ def _seekable(file: BinaryIO) -> BinaryIO:
 
 
 def _endpoint(file: BinaryIO) -> str:
-    """Returns the url of the first line. What is wrong with that line is said once the batch is checked."""
+    """Returns the url of the first line. What is wrong with that line is said once the batch is checked. Raises UsageError
+    if there is none.
+    """
+    first = file.readline()
+    if not first:
+        raise click.UsageError("FILE is empty.")
     try:
-        url = msgspec.json.decode(file.readline(), type=_FirstLine).url
+        url = msgspec.json.decode(first, type=_FirstLine).url
     except msgspec.MsgspecError:
         url = ""
     file.seek(0)

@@ -53,7 +53,7 @@ def _settings(path: Path | None, home: Path) -> tuple[ConfigFile | None, list[Fi
     except SettingsError as error:
         sentences.append(str(error))
     said = (one.message for one in problems(file, home))
-    wrong = [Finding("settings", "failing", sentence, fix) for sentence in (*sentences, *said)]
+    wrong = [Finding("settings", "failing", sentence, fix) for sentence in dict.fromkeys((*sentences, *said))]
     where = "no headgate.toml" if file is None else str(file.path)
     return (file, wrong) if wrong else (file, [Finding("settings", "ok", where)])
 

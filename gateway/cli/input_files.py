@@ -13,9 +13,11 @@ MAX_READ = 32 * 2**20
 def text_of(file: IO[str], name: str) -> str:
     """Returns the whole text. Raises `UsageError`, with the option's name, for bytes that are none, or too many."""
     try:
-        return whole_of(file, name)
-    except UnicodeDecodeError:
+        content = whole_of(file, name)
+        content.encode()  # standard input may let bytes through that are none
+    except UnicodeError:
         raise click.UsageError(f"{name} is not UTF-8 text.") from None
+    return content
 
 
 def whole_of(file: IO[AnyStr], name: str) -> AnyStr:

@@ -56,8 +56,8 @@ PRICES = group(
         option(
             "--batch-percent",
             type=click.IntRange(0, 100),
-            help="Make the batch rates of every --rate this percentage of it, rounded up to micro-units, and"
-            " print them.",
+            help="Make the batch rates of every model that is given none this percentage of its other ones, rounded up to"
+            " micro-units, and print them.",
         ),
         option(
             "--file",
@@ -310,8 +310,18 @@ CREDITS = group(
             help="Order of use: the grant with the lowest number is used first.",
         ),
         option("--currency", help="Currency of AMOUNT; another one than the tenant's is refused."),
-        option("--starts", "starts_at", type=MOMENT, help="Usage from then on is paid by it.  [default: now]"),
-        option("--expires", "expires_at", type=MOMENT, help="Usage until then is paid by it.  [default: never]"),
+        option(
+            "--starts",
+            "starts_at",
+            type=MOMENT,
+            help="Its time begins then: it pays whole hours, this one too.  [default: now]",
+        ),
+        option(
+            "--expires",
+            "expires_at",
+            type=MOMENT,
+            help="Its time ends then: it pays whole hours, this one too.  [default: never]",
+        ),
         option("--note", default="", show_default=False, help="Text for the records."),
         _IDEMPOTENCY_KEY,
         fixed={"type": "grant"},

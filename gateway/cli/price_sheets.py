@@ -36,7 +36,7 @@ def version_of(given: Fields) -> Fields:
     body = _read(file) if file else {}
     listed = [*body.get("rates", []), *rates, *({**rate, "tier": "batch"} for rate in batch_rates)]
     if percent is not None:
-        listed += [_share(rate, percent) for rate in rates]
+        listed += _shares(listed, percent)
     if not listed:
         raise click.UsageError("Give at least one --rate, or --file.")
     return {**body, **{name: value for name, value in given.items() if value is not None}, "rates": listed}
@@ -85,6 +85,17 @@ def _read(file: Any) -> dict[str, Any]:
         return msgspec.json.decode(whole_of(file, "The file"), type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise click.UsageError(f"The file is not a JSON object: {error}") from None
+
+
+def _shares(rates: list[dict[str, Any]], percent: int) -> list[dict[str, Any]]:
+    """Returns batch rates of the models that have none. Raises UsageError."""
+    try:
+        have_some = {rate["model"] for rate in rates if rate.get("tier") == "batch"}
+        return [_share(rate, percent) for rate in rates if rate["model"] not in have_some]
+    except (AttributeError, KeyError, TypeError):
+        raise click.UsageError(
+            f"--batch-percent needs rates with a model, and {', '.join(CLASSES)} in micro-units."
+        ) from None
 
 
 def _share(rate: dict[str, Any], percent: int) -> dict[str, Any]:

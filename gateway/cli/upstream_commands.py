@@ -36,6 +36,8 @@ def _declared(given: Fields) -> Fields:
     models = {}
     for one in given.pop("models"):
         served, _, theirs = one.partition("=")
+        if served in models:
+            raise click.UsageError(f"--model names {served} twice.")
         models[served] = common | ({"name": theirs} if theirs else {})
     return {**given, "models": models}
 
@@ -46,8 +48,13 @@ def _credential(given: Fields, name: str) -> str | None:
     flag = name.replace("_", "-")
     if variable is not None and file is not None:
         raise click.UsageError(f"Give one of --{flag}-variable and --{flag}-file.")
+    if file is not None:
+        content = text_of(file, f"--{flag}-file").strip()
+        if not content:
+            raise click.UsageError(f"--{flag}-file is empty.")
+        return content
     if variable is None:
-        return None if file is None else text_of(file, f"--{flag}-file").strip()
+        return None
     if not os.environ.get(variable):
         raise click.UsageError(f"The variable {variable} is not set.")
     return os.environ[variable]

@@ -373,7 +373,7 @@ class GenerationGroup:
 
     def _revoke(self) -> None:
         """Ends the run because its key ended. The output until now is charged."""
-        self._mailbox.fail(errors.unauthorized())
+        self._mailbox.fail(errors.access_ended())
 
     def _end(self, error: BaseException | None) -> None:
         if self._has_ended:

@@ -166,7 +166,7 @@ async def stream(request: web.Request, row: StoredResponse, texts: ResponseTexts
     try:
         while True:
             if key_ended.is_set():
-                raise errors.unauthorized()
+                raise errors.access_ended()
             if events:
                 number, pause_s = events[-1]["sequence_number"], POLL_S
                 await out.send(*events)

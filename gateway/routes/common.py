@@ -163,6 +163,11 @@ async def answer_once(
     """
     value = await known_object(request)
     line = batch_line(request)
+    model = value.get("model")
+    if idempotency.own_key(request) is not None and line is None and isinstance(model, str):
+        request.app[MODELS].refuse(
+            model, request[PRINCIPAL]
+        )  # another key, or this one before, may have had the answer
 
     async def run() -> web.StreamResponse:
         async with unless_overloaded(request, value):

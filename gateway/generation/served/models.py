@@ -358,8 +358,16 @@ class Models:
         if model is None:
             raise errors.model_not_found()
         if not _may_use(principal, model):
-            raise errors.forbidden("model_not_allowed", "This API key may not use this model.")
+            raise _not_allowed()
         return model
+
+    def refuse(self, name: str, principal: Principal) -> None:
+        """Raises `ApiError` 403 for a name that the key may not use, whether it is served now or not."""
+        try:
+            self.get(name, principal)
+        except errors.ApiError as refusal:
+            if refusal.status == 403 or not principal.may_use(name):
+                raise _not_allowed() from None
 
     def fallbacks(self, model: ServedModel, principal: Principal) -> Iterator[ServedModel]:
         """Yields the models that may answer in place of this one, in order, as far as the key may use them."""
@@ -377,6 +385,10 @@ class Models:
     def _adapter(self, name: str, tenant_id: str) -> ServedModel | None:
         owner, model = self._adapters.get(name, (None, None))
         return model if owner is None or owner == tenant_id else None
+
+
+def _not_allowed() -> errors.ApiError:
+    return errors.forbidden("model_not_allowed", "This API key may not use this model.")
 
 
 def _may_use(principal: Principal, model: ServedModel) -> bool:

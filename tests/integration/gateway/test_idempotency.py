@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 import pytest
 from fakes import ScriptedWorker
-from gateways import MODEL, RunningGateway, running_gateway, until
+from gateways import MODEL, PEPPER, RunningGateway, running_gateway, until
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
+from accounting.access import api_keys
 from accounting.limits import budgets
 from accounting.limits.budgets import NewBudget
 from accounting.requests import idempotency_store as replies
@@ -22,6 +24,7 @@ from gateway.base.app_keys import DATABASE, LIFECYCLE
 from gateway.base.lifecycle import Detached
 from gateway.base.running import Places
 from gateway.books.limiter_truth import limiter_equals_books
+from gateway.generation.served.models import MODELS
 from gateway.idempotency import idempotency
 from gateway.idempotency.claimed_key import ClaimedKey
 from gateway.idempotency.idempotency import KEYED
@@ -119,6 +122,19 @@ async def test_another_body_or_path_under_the_same_key_is_a_mismatch(gateway: Ru
     assert await code(gateway, path="/v1/completions", **completion) == (422, "idempotency_mismatch")
     # The order of a body's members is no difference.
     assert (await ask(gateway, **dict(reversed(chat().items()))))[2]["idempotent-replayed"] == "true"
+
+
+async def test_an_answer_is_not_replayed_to_a_key_that_may_not_use_its_model(gateway: RunningGateway) -> None:
+    """Whether the model is still served or not."""
+    assert (await ask(gateway))[0] == 200
+    async with gateway.app[DATABASE].write() as conn:
+        narrow = await api_keys.create(
+            conn, PEPPER, tenant_id=gateway.keys.tenant_id, now=int(time.time()), models={"another"}
+        )
+    assert await code(gateway, api_key=narrow.value, **chat()) == (403, "model_not_allowed")
+    gateway.app[MODELS].serve({})
+    assert (await ask(gateway))[2]["idempotent-replayed"] == "true"
+    assert await code(gateway, api_key=narrow.value, **chat()) == (403, "model_not_allowed")
 
 
 async def test_attack_C15_two_tenants_may_use_the_same_key(gateway: RunningGateway) -> None:

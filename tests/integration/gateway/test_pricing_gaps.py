@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shlex
 import time
@@ -62,6 +63,19 @@ async def test_o5_a_version_that_leaves_out_a_model_of_an_upstream_says_so(tmp_p
         assert (status, "no price for theirs (batch, interactive)" in said) == (0, True), said
         status, _, said = await headgate(gateway, "prices", "assign", "default", "gold")
         assert (status, "no price for theirs (batch, interactive)" in said) == (0, True), said
+
+
+async def test_a_percentage_makes_the_batch_rates_of_a_file_too(gateway, tmp_path):
+    file, rate = tmp_path / "sheet.json", {"model": "a", **dict.fromkeys(RATES, 3)}
+    file.write_text(json.dumps({"rates": [rate, {**rate, "model": "b"}, {**rate, "model": "b", "tier": "batch"}]}))
+    options = ("--file", str(file), "--rate", f"{MODEL}=1,2,3,4", "--batch-percent", "50", "--json")
+    status, made, _ = await headgate(gateway, "prices", "add", "gold", *options)
+    assert status == 0
+    batch = {one["model"]: one["output"] for one in json.loads(made)["rates"] if one["tier"] == "batch"}
+    assert batch == {"a": 2, "b": 3, MODEL: 2_000_000}
+    file.write_text(json.dumps({"rates": [{"model": "a"}]}))
+    status, _, said = await headgate(gateway, "prices", "add", "gold", *options)
+    assert (status, "--batch-percent needs rates" in said) == (2, True)
 
 
 async def test_o5_a_sheet_that_is_not_in_force_yet_prices_nothing_yet(gateway):

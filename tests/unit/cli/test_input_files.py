@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import click
@@ -36,3 +37,33 @@ def test_a_file_of_the_largest_size_is_read_and_one_more_byte_is_refused(
 def test_a_device_that_never_ends_is_refused(command: list[str], tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [*command, "--home", str(tmp_path)])
     assert (result.exit_code, "is larger than 32 MiB" in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "content", "said"),
+    [
+        (
+            ["upstreams", "add", "u", "http://127.0.0.1:9/v1", "--model", "m", "--key-file"],
+            b"\n",
+            "--key-file is empty",
+        ),
+        (["batches", "submit"], b"", "FILE is empty"),
+        (["prefixes", "add", "model", "--system-file"], b"\xff\xfe", "--system-file is not UTF-8 text"),
+    ],
+)
+def test_an_input_that_says_nothing_is_refused(command: list[str], content: bytes, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "given"
+    file.write_bytes(content)
+    result = CliRunner().invoke(main, [*command, str(file), "--home", str(tmp_path)])
+    assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+def test_a_model_is_named_once(tmp_path: Path) -> None:
+    add = ["upstreams", "add", "u", "http://127.0.0.1:9/v1", "--model", "m=a", "--model", "m=b"]
+    result = CliRunner().invoke(main, [*add, "--home", str(tmp_path)])
+    assert (result.exit_code, "--model names m twice" in result.output) == (2, True), result.output
+
+
+def test_bytes_that_standard_input_lets_through_are_no_text() -> None:
+    with pytest.raises(click.UsageError, match="Standard input is not UTF-8 text"):
+        input_files.text_of(io.StringIO("\udcff\udcfe"), "Standard input")
