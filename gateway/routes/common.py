@@ -164,10 +164,9 @@ async def answer_once(
     value = await known_object(request)
     line = batch_line(request)
     model = value.get("model")
-    if idempotency.own_key(request) is not None and line is None and isinstance(model, str):
-        request.app[MODELS].refuse(
-            model, request[PRINCIPAL]
-        )  # another key, or this one before, may have had the answer
+    if line is None and isinstance(model, str) and idempotency.own_key(request) is not None:
+        # Another key of the tenant may have had the answer, or this one before.
+        request.app[MODELS].refuse(model, request[PRINCIPAL])
 
     async def run() -> web.StreamResponse:
         async with unless_overloaded(request, value):
