@@ -8,7 +8,6 @@ is predicted block by block, by looking at every node each time.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import pytest
@@ -507,20 +506,19 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.allocate(num_blocks, LAST_RESORT) is not None
 
 
-SOAK = os.environ.get("HEADGATE_SOAK") == "1"
 CacheMachine.TestCase.settings = settings(
-    max_examples=5000 if SOAK else 75,
-    stateful_step_count=100 if SOAK else 50,
+    max_examples=75,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 
 
 def at_length(machine: type[RuleBasedStateMachine]) -> type:
-    """Returns the test of more examples, which is the rest's."""
+    """Returns the test of more examples, which `make soak` runs."""
 
     class Longer(machine):
         pass
 
-    Longer.TestCase.settings = settings(CacheMachine.TestCase.settings, max_examples=5000 if SOAK else 300)
-    return pytest.mark.rest(Longer.TestCase)
+    Longer.TestCase.settings = settings(CacheMachine.TestCase.settings, max_examples=1500)
+    return pytest.mark.slow(Longer.TestCase)

@@ -37,7 +37,7 @@ from gateway.schema import openapi
 NUM_SOAKED = int(os.environ.get("HEADGATE_TEST_EXAMPLES", "2000"))
 NUM_REQUESTS = [
     pytest.param(12, 4, id="12"),
-    pytest.param(60, 30, id="60", marks=pytest.mark.rest),
+    pytest.param(40, 15, id="40", marks=pytest.mark.rest),
     pytest.param(NUM_SOAKED, NUM_SOAKED // 2, id="soak", marks=pytest.mark.slow),
 ]
 """Requests for each operation, all different, and how many of them are drawn at least. Half of both are right ones and half

@@ -38,7 +38,7 @@ ASKING = Upstream("u", UpstreamSource.model_validate(SOURCE), "key", cost_creden
 
 
 @pytest.mark.parametrize("api", [OpenAICosts(), AnthropicCosts()])
-@pytest.mark.parametrize("num_pages", [80, pytest.param(400, marks=pytest.mark.rest)])
+@pytest.mark.parametrize("num_pages", [80, pytest.param(400, marks=pytest.mark.slow)])
 def test_whatever_a_provider_sends_is_a_page_or_garbage(api: Any, num_pages: int) -> None:
     @hypothesis.settings(max_examples=num_pages, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
     @hypothesis.given(page=PAGE | JUNK)

@@ -383,7 +383,7 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("num_examples", [25, pytest.param(100, marks=pytest.mark.rest)])
+@pytest.mark.parametrize("num_examples", [25, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_scripts_are_the_rule(redis_url: str, tmp_path: Path, num_examples: int) -> None:
     database_url = f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
     migrated(database_url)

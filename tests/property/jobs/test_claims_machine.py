@@ -401,7 +401,7 @@ def run_machine(url: str, examples: int, steps: int) -> None:
     machine.TestCase().runTest()
 
 
-@pytest.mark.parametrize("examples", ["4", pytest.param("12", marks=pytest.mark.rest)])
+@pytest.mark.parametrize("examples", ["4", pytest.param("12", marks=pytest.mark.slow)])
 def test_on_sqlite(tmp_path: Path, examples: str) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
     migrated(url)
