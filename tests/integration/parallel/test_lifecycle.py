@@ -109,7 +109,8 @@ async def test_a_model_that_cannot_be_split_is_one_sentence(start_worker):
     worker = await start_worker("gpt2")
     status, errors = await worker.ended(40)
     assert status == 78
-    assert errors.splitlines()[-1] == (
+    # Both ranks find it, and the worker names itself if its own is the first to say so.
+    assert errors.splitlines()[-1].removeprefix("headgate worker: ") == (
         "The model type 'gpt2' cannot be split over 2 ranks: transformers has no plan that splits its layers."
     )
     told = [line for line in errors.splitlines() if not line.startswith("{")]  # beside the log
