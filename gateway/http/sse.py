@@ -130,6 +130,7 @@ class EventStream:
     async def close(self, *events: Any, done: bool = True) -> web.StreamResponse:
         """Sends the last events and the end of the body at once. Without `done` there is no `[DONE]`."""
         assert self.response is not None
+        self._flush()  # nothing may come after the end of the body
         if data := self._style.encode(events) + (self._style.done if done else b""):
             await self.write(data)
         await self.response.write_eof()

@@ -67,6 +67,22 @@ async def test_what_was_pushed_goes_before_what_is_written_in_the_same_turn() ->
     assert request.protocol.transport.written == [b'f\r\ndata: {"a":1}\n\n\r\n', b'f\r\ndata: {"b":2}\n\n\r\n']
 
 
+async def test_what_was_pushed_goes_before_the_end_of_the_body() -> None:
+    request = over_http()
+    stream = EventStream(request, 1.0, style=EventStyle(ends_with_done=False))
+    written = request.protocol.transport.written
+
+    class Response(web.StreamResponse):
+        async def write_eof(self, data: bytes = b"") -> None:
+            written.append(b"the end")
+
+    stream.response = Response()
+    stream.push({"a": 1})
+    await stream.close()
+    await asyncio.sleep(0)
+    assert written == [b'f\r\ndata: {"a":1}\n\n\r\n', b"the end"]
+
+
 async def test_a_client_that_has_gone_is_told_by_the_next_piece_or_write() -> None:
     request = over_http()
     stream = EventStream(request, 1.0)
