@@ -152,7 +152,7 @@ def wait_for_socket(path: Path, limit_s: float = 10.0) -> None:
 
 @pytest.fixture(scope="session")
 def redis_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A real Redis/Valkey of this test run on a unix socket; databases 0-3."""
+    """A real Redis/Valkey of this test run on a unix socket. `redis_db.emptied` gives a database of it."""
     from gateway.cli.embedded import find_server, server_command
 
     directory = tmp_path_factory.mktemp("redis")
@@ -175,11 +175,9 @@ def redis_url(redis_socket: Path) -> str:
     external = os.environ.get("HEADGATE_TEST_REDIS_URL")
     if external:
         return external
-    import redis
+    from redis_db import emptied
 
-    with redis.Redis(unix_socket_path=str(redis_socket)) as client:
-        client.flushdb()
-    return f"unix://{redis_socket}?db=0"
+    return emptied(redis_socket, 0)
 
 
 def postgres_base_url() -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from load import stretched
+
 from workers.protocol.connection import dial
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import Alive, Hello, StepFrame
@@ -11,7 +13,7 @@ from workers.protocol.messages import Alive, Hello, StepFrame
 
 async def until(condition, limit_s=15):
     """Looks again and again: for state that tells nobody when it changes."""
-    async with asyncio.timeout(limit_s):
+    async with asyncio.timeout(stretched(limit_s)):
         while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
 
@@ -50,7 +52,7 @@ class GatewayLink:
 
     async def until(self, condition, limit_s=30):
         """Returns what `condition(heard)` gives once it is neither None nor False."""
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(stretched(limit_s)):
             while (found := condition(self.heard)) is None or found is False:
                 assert not self.closed.is_set(), "the link closed while waiting"
                 self._changed.clear()

@@ -21,6 +21,7 @@ import aiohttp
 import openai
 from aiohttp import web
 from byte_model import TEMPLATE, write_byte_model
+from load import stretched
 from migrated import migrated, migrated_database
 from sqlalchemy import text
 
@@ -227,7 +228,7 @@ def _template() -> tuple[Path, Credentials]:
 
 async def until(condition: Any, limit_s: float = 15.0) -> None:
     """Waits for a condition; fails when it does not come in time."""
-    deadline = asyncio.get_running_loop().time() + limit_s
+    deadline = asyncio.get_running_loop().time() + stretched(limit_s)
     while not condition():
         if asyncio.get_running_loop().time() > deadline:
             raise AssertionError("the condition did not come true in time")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from load import stretched
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -41,7 +42,7 @@ class Collector:
                 self.spans.extend(scope.spans)
 
     def wait_for(self, done: Callable[[list], bool], limit_s: float = 10.0) -> list:
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + stretched(limit_s)
         while not done(self.spans) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert done(self.spans), [span.name for span in self.spans]

@@ -8,6 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from load import stretched
+
 from gateway.cli.embedded import find_server, server_command
 
 
@@ -22,7 +24,7 @@ class OwnRedis:
         self.process = subprocess.Popen(
             server_command(find_server(), self.directory, self.socket), stdout=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + stretched(10)
         while time.monotonic() < deadline:
             with socket.socket(socket.AF_UNIX) as sock:
                 try:

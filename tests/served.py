@@ -10,13 +10,14 @@ from typing import Any
 from fakes import VOCAB_SIZE, ScriptedRunner, ScriptedWorker
 from gateways import RunningGateway, running_gateway
 from inline_grammars import InlineGrammars
+from redis_db import emptied
 
 
 @contextlib.asynccontextmanager
 async def served(
     directory: Path, redis_socket: Path, runner: ScriptedRunner | None = None, **settings: Any
 ) -> AsyncIterator[RunningGateway]:
-    redis_url = f"unix://{redis_socket}?db=3"
+    redis_url = emptied(redis_socket, 3)
     vocabulary = [bytes([i]) for i in range(256)] + [b""] * (VOCAB_SIZE - 256)
     worker = ScriptedWorker(
         directory / "w0.sock",

@@ -14,6 +14,7 @@ import pytest_asyncio
 from fakes import VECTOR_SIZE, VOCAB_SIZE, ScriptedRunner, ScriptedWorker
 from gateways import RunningGateway, running_gateway
 from inline_grammars import InlineGrammars
+from redis_db import emptied, emptied_broker
 
 from clients import script
 from clients.world import World
@@ -25,7 +26,7 @@ CONTEXT = 262_144
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def world(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     directory = tmp_path_factory.mktemp("clients")
-    redis_url, broker_url = f"unix://{redis_socket}?db=3", f"redis+socket://{redis_socket}?virtual_host=1"
+    redis_url, broker_url = emptied(redis_socket, 3), emptied_broker(redis_socket)
     abilities = Abilities(("generate", "embed"), VECTOR_SIZE, reuses_kv=True)
     runner = ScriptedRunner(num_blocks=16_384, block_size=64, max_model_len=CONTEXT, abilities=abilities)
     runner.says = script.says

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from load import stretched
 from running import PATIENT
 from tokenizers import Tokenizer
 
@@ -65,7 +66,7 @@ def test_64_streams_of_mixed_lengths_are_counted_alike_by_everybody(start_server
 
 
 def ledger_totals(server, tenant: str, num_requests: int) -> dict[str, int]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + stretched(10)
     while True:
         page = server.admin(
             "GET",
@@ -95,7 +96,7 @@ def engine_totals(server, tenant: str) -> dict[str, int]:
 
 def assert_no_block_is_held(server) -> None:
     """At idle every block is free or evictable."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + stretched(5)
     while True:
         blocks = server.engine_counters()
         held = sum(blocks[f'headgate_cache_blocks{{state="{state}"}}'] for state in ("held", "private", "moving"))

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from load import stretched
 from tokenizers import Tokenizer
 
 
@@ -98,7 +99,7 @@ def test_a_second_start_in_the_same_home_finds_the_same_tenant_key_and_ledger(st
 def num_requests(server) -> int:
     import time
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + stretched(10)
     while True:
         page = server.admin(
             "GET",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from load import stretched
 from sqlalchemy import Engine, event, func, insert, literal, make_url, select, text
 from sqlalchemy.exc import IntegrityError
 
@@ -259,7 +260,7 @@ async def test_a_cancelled_statement_ends_at_once(db, is_together):
     task = asyncio.create_task(look())
     await asyncio.sleep(0.3)
     task.cancel()
-    done, _ = await asyncio.wait([task], timeout=5)
+    done, _ = await asyncio.wait([task], timeout=stretched(5))
     assert done
     assert task.cancelled()
     async with db.read() as conn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from load import stretched
 from sqlalchemy import func, select
 
 from accounting.events import deliveries, outbox, webhooks
@@ -255,7 +256,7 @@ async def test_a_claim_in_progress_is_stepped_around_and_does_not_stop_the_writi
         now = await later(conn)
     async with db.write() as holding:
         assert len(await deliveries.claim(holding, now, 64, STEADY)) == PLACES
-        async with asyncio.timeout(5), db.write() as other:
+        async with asyncio.timeout(stretched(5)), db.write() as other:
             await fill(other, two, ["new"])
             await outbox.write(other, [event("while claimed", one)])
             found = await deliveries.claim(other, await later(other), 64, STEADY)

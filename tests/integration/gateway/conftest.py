@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from fakes import ScriptedWorker
 from gateways import RunningGateway, running_gateway
+from redis_db import emptied
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -46,7 +47,7 @@ async def gateway(worker: ScriptedWorker, bare_gateway: RunningGateway) -> Runni
 async def shared_gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
     """With a worker, for all tests of a module that only ask: nothing they do outlives them."""
     directory = tmp_path_factory.mktemp("gateway")
-    redis_url = f"unix://{redis_socket}?db=3"
+    redis_url = emptied(redis_socket, 3)
     async with (
         running_gateway(directory / "home", redis_url) as gateway,
         ScriptedWorker(directory / "w0.sock", redis_url=redis_url),

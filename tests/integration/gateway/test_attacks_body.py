@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from gateways import MODEL, RunningGateway, running_gateway
 from load import stretched
+from redis_db import emptied
 
 from gateway.intake.body_checker import BODY_CHECKER
 
@@ -28,7 +29,7 @@ CHAT, BATCHES = "/v1/chat/completions", "/v1/messages/batches"
 async def long_gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
     """For a model with a long context; without a worker."""
     home = tmp_path_factory.mktemp("long")
-    async with running_gateway(home, f"unix://{redis_socket}?db=2", max_model_len=2**20) as gateway:
+    async with running_gateway(home, emptied(redis_socket, 2), max_model_len=2**20) as gateway:
         yield gateway
 
 

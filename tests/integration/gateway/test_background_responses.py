@@ -13,7 +13,9 @@ import pytest
 import pytest_asyncio
 from fakes import ScriptedWorker
 from gateways import MODEL, PEPPER, RunningGateway, running_gateway, until
+from load import stretched
 from openai.types.responses import Response
+from redis_db import emptied
 from sqlalchemy import text
 from sqlalchemy.exc import DataError
 
@@ -48,7 +50,7 @@ def events_are_stored_and_found_soon() -> Iterator[None]:
 async def slow_gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
     """With a worker that writes forty tokens in a second."""
     directory = tmp_path_factory.mktemp("gateway")
-    redis_url = f"unix://{redis_socket}?db=3"
+    redis_url = emptied(redis_socket, 3)
     async with (
         running_gateway(directory / "home", redis_url) as gateway,
         ScriptedWorker(directory / "w0.sock", redis_url=redis_url, tokens_per_s=40, journal_dir=directory / "w0"),
@@ -319,7 +321,7 @@ async def test_a_response_that_waits_while_its_tenant_loses_the_right_to_it_fail
         for _ in range(2):
             await client.responses.create(model=MODEL, input="hello", max_output_tokens=30, background=True)
     refused = "SELECT id FROM response WHERE tenant_id = :t AND state = 'queued' AND fence = 1"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretched(10)):
         while not await slow_gateway.sql(refused, t=tenant_id):  # noqa: ASYNC110 - the state is the server's
             await asyncio.sleep(0.02)
     await forbid(slow_gateway, tenant_id, how)
@@ -394,7 +396,7 @@ async def test_a_stream_ends_with_its_key(slow_gateway: RunningGateway) -> None:
                 break
         async with slow_gateway.app[DATABASE].write() as conn:
             await api_keys.revoke(conn, tenant_id, reader.info.id, now=now, end_streams=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(stretched(5)):
             last = [event async for event in stream][-1]
         assert (last.type, last.code) == ("error", "invalid_api_key")
         assert (await client.responses.retrieve(made.id)).status == "in_progress"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from gateways import MODEL, RunningGateway, until
+from load import stretched
 from sqlalchemy import insert
 
 from accounting.access import api_keys
@@ -329,7 +330,7 @@ async def test_a_wait_ends_with_the_next_lines(batch: Followed) -> None:
     await asyncio.sleep(0.1)
     assert not waits_for_more.done()
     await batch.ends(4, 2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretched(10)):
         status, lines, told = await waits_for_more
     assert (status, [line["custom_id"] for line in lines], told) == (200, ["c2", "c4"], "in_progress")
 
@@ -363,13 +364,13 @@ async def test_a_wait_ends_with_the_batch_and_has_the_lines_that_were_cut_off(ba
             for no in (1, 2)
         ]
         await add_ended_lines(conn, batch.id, cut)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretched(10)):
         _, lines, _ = await waits_for_more
     assert [line["error"]["code"] for line in lines] == [f"batch_{end}"] * 2
     [waits_for_end] = await waiting(batch, after=lines[-1]["id"])
     async with batch.gateway.app[DATABASE].write() as conn:
         await conn.exec_driver_sql(f"UPDATE batch SET state = '{end}' WHERE id = ?", (batch.id,))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretched(10)):
         assert await waits_for_end == (200, [], end)
 
 

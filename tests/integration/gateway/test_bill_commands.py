@@ -19,6 +19,7 @@ from facturx import get_facturx_xml_from_pdf
 from gateways import running_gateway
 from PIL import Image
 from pypdf import PdfReader
+from redis_db import emptied
 from sqlalchemy import update
 
 from accounting.tables.models import Tenant
@@ -30,7 +31,7 @@ ISSUER = "/admin/v1/issuer"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(tmp_path_factory, redis_socket):
-    async with running_gateway(tmp_path_factory.mktemp("home"), f"unix://{redis_socket}?db=4") as running:
+    async with running_gateway(tmp_path_factory.mktemp("home"), emptied(redis_socket, 4)) as running:
         yield running
 
 

@@ -16,6 +16,7 @@ import pytest_asyncio
 from click.testing import CliRunner
 from gateways import MODEL, prepare_home, running_gateway
 from money import posting, record
+from redis_db import emptied
 
 from accounting.books import books
 from accounting.limits import limiter_state
@@ -52,7 +53,7 @@ def headgate(gateway):
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def headgate_with_acme(redis_socket, tmp_path_factory):
     """For tests that only look at what a command says. There is a tenant acme."""
-    async with running_gateway(tmp_path_factory.mktemp("home"), f"unix://{redis_socket}?db=3") as running:
+    async with running_gateway(tmp_path_factory.mktemp("home"), emptied(redis_socket, 3)) as running:
         run = commands_of(running)
         await run("tenants", "create", "acme")
         yield run

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
+from redis_db import emptied
 
 from gateway.base.settings import SettingsError, load
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
     directory = tmp_path_factory.mktemp("gateway")
-    redis_url = f"unix://{redis_socket}?db=3"
+    redis_url = emptied(redis_socket, 3)
     async with (
         running_gateway(directory / "home", redis_url, cors_origins=(PAGE, "http://localhost:3000")) as gateway,
         ScriptedWorker(directory / "w0.sock", redis_url=redis_url),
@@ -124,7 +125,7 @@ async def test_a_clients_own_id_is_repeated_if_it_is_plain(gateway: RunningGatew
 
 async def test_without_origins_nothing_is_said_of_them(redis_socket: Path, tmp_path: Path) -> None:
     async with (
-        running_gateway(tmp_path / "home", f"unix://{redis_socket}?db=2") as gateway,
+        running_gateway(tmp_path / "home", emptied(redis_socket, 2)) as gateway,
         gateway.session("") as session,
         session.options(CHAT, headers=ASK) as answer,
     ):

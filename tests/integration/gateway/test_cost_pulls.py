@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from console_pages import signed_in
 from cost_provider import ADMIN_KEY, CostProvider, Line, answering, running_cost_provider
 from gateways import RunningGateway, running_gateway
+from redis_db import emptied
 from sqlalchemy import insert
 
 from accounting.tables.upstream_models import UpstreamCall
@@ -81,7 +82,7 @@ async def of_the_module(
 ) -> AsyncIterator[tuple[RunningGateway, CostProvider]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROVIDER_ADMIN_KEY", ADMIN_KEY)
-        home, redis_url = tmp_path_factory.mktemp("gateway") / "home", f"unix://{redis_socket}?db=3"
+        home, redis_url = tmp_path_factory.mktemp("gateway") / "home", emptied(redis_socket, 3)
         async with (
             running_cost_provider() as provider,
             running_gateway(home, redis_url, upstreams=declared(provider)) as running,

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from fakes import BOS, VECTOR_SIZE, ScriptedRunner, ScriptedWorker, scripted_vector
 from gateways import MODEL, PEPPER, RunningGateway, running_gateway
+from redis_db import emptied
 
 from accounting.access import api_keys
 from gateway.base.app_keys import DATABASE
@@ -28,7 +29,7 @@ ABILITIES = Abilities(("embed", "score"), VECTOR_SIZE, (4,), pairs="segments", r
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
     directory = tmp_path_factory.mktemp("embeddings")
-    redis_url = f"unix://{redis_socket}?db=2"
+    redis_url = emptied(redis_socket, 2)
     runner = ScriptedRunner(abilities=ABILITIES, num_blocks=1024)
     async with (
         running_gateway(directory / "home", redis_url) as gateway,

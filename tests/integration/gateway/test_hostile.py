@@ -21,6 +21,7 @@ from gateways import MODEL, RunningGateway, running_gateway
 from hostile import body
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
+from redis_db import emptied
 from tiny_models import TinyModel
 
 from workers.engine.grammars.compiling import Grammars
@@ -73,7 +74,7 @@ async def world(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) ->
     runner = model.runner(num_blocks=512, block_size=16)
     runner.release = lambda: None  # as a scripted one is told at the end
     grammars = Grammars(lambda: [bytes([i]) for i in range(256)] + [b""] * (VOCAB_SIZE - 256))
-    redis_url = f"unix://{redis_socket}?db=2"
+    redis_url = emptied(redis_socket, 2)
     with pytest.MonkeyPatch.context() as patch:
         # All of it is one process here, and one that stands still on a busy machine has lost nobody.
         patch.setattr("workers.protocol.connection.SILENCE_S", 60.0)

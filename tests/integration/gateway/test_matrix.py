@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import FormData
 from gateways import MODEL, RunningGateway, running_gateway
+from redis_db import emptied
 
 from accounting.access import api_keys
 from accounting.lifecycle import tenant_status
@@ -83,7 +84,7 @@ _address = itertools.count(1)
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def gateway(redis_socket, tmp_path_factory):
     home = tmp_path_factory.mktemp("matrix")
-    redis_url = f"unix://{redis_socket}?db=4"
+    redis_url = emptied(redis_socket, 4)
     async with running_gateway(home, redis_url, trusted_networks=LOOPBACK) as running:
         yield running
 

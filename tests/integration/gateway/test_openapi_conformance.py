@@ -22,6 +22,7 @@ import schemathesis
 from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 from hypothesis import strategies as st
+from redis_db import emptied
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation.meta import REQUEST_SHAPE_PROBES, coverage_scenario
@@ -88,7 +89,7 @@ pytestmark = [
 async def gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
     """Its model ends most texts early: few requests say how long theirs may be, and the limit is 2,048 tokens."""
     directory = tmp_path_factory.mktemp("gateway")
-    redis_url = f"unix://{redis_socket}?db=3"
+    redis_url = emptied(redis_socket, 3)
     runner = ScriptedRunner(eos_every=16)
     async with (
         running_gateway(directory / "home", redis_url) as gateway,

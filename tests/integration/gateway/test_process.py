@@ -22,6 +22,7 @@ import pytest
 from byte_model import write_byte_model
 from fakes import ScriptedWorker
 from gateways import MODEL, prepare_home
+from load import stretched
 
 from accounting.database import sealing
 from accounting.database.db import Database
@@ -127,7 +128,7 @@ async def one_process(home: Path, redis_url: str, *fds: int, **environ: str) -> 
 async def test_no_full_collection_goes_through_what_was_imported(tmp_path: Path, redis_url: str) -> None:
     async with one_process(tmp_path, redis_url) as process:
         process.send_signal(signal.SIGTERM)
-        _, log = await asyncio.to_thread(process.communicate, timeout=15)
+        _, log = await asyncio.to_thread(process.communicate, timeout=stretched(15))
     (line,) = [line for line in log.decode().splitlines() if "gateway_ready" in line]
     assert json.loads(line)["num_frozen"] > 50_000
 
@@ -240,7 +241,7 @@ async def test_s6_without_an_address_the_operators_listener_is_on_loopback_and_n
 ) -> None:
     async with one_process(tmp_path, redis_url) as process:
         process.send_signal(signal.SIGTERM)
-        _, log = await asyncio.to_thread(process.communicate, timeout=15)
+        _, log = await asyncio.to_thread(process.communicate, timeout=stretched(15))
     (line,) = [line for line in log.decode().splitlines() if "gateway_ready" in line]
     assert json.loads(line)["ops_url"].startswith("http://127.0.0.1:")
 
@@ -252,7 +253,7 @@ async def test_a_bind_that_others_reach_without_a_proxy_is_warned_of(
     more = {"HEADGATE_BIND": "0.0.0.0:0", "HEADGATE_TRUSTED_NETWORKS": networks}
     async with one_process(tmp_path, redis_url, **more) as process:
         process.send_signal(signal.SIGTERM)
-        _, log = await asyncio.to_thread(process.communicate, timeout=15)
+        _, log = await asyncio.to_thread(process.communicate, timeout=stretched(15))
     lines = [line for line in log.decode().splitlines() if "keys_in_the_clear" in line]
     assert len(lines) == (0 if networks else 1)
     assert all("put a proxy with TLS in front" in json.loads(line)["msg"] for line in lines)

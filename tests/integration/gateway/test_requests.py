@@ -247,7 +247,7 @@ async def test_sql_away_costs_rows_their_time_and_requests_nothing(
     monkeypatch.setattr(request_log, "add", away)
     asked = [await ask(gateway) for _ in range(3)]
     assert [status for status, _, _ in asked] == [200] * 3
-    await asyncio.wait_for(tried.wait(), 5)
+    await asyncio.wait_for(tried.wait(), stretched(5))
     assert (await read(gateway, f"{ADMIN}/{asked[0][1]}"))[0] == 404
     monkeypatch.setattr(request_log, "add", add)
     await asyncio.sleep(0.3)

@@ -16,6 +16,7 @@ from fakes import VOCAB_SIZE, ScriptedRunner, ScriptedWorker, decode, expected_o
 from gateways import MODEL, RunningGateway, running_gateway, until
 from inline_grammars import InlineGrammars
 from pydantic import BaseModel
+from redis_db import emptied
 from served import served
 
 from gateway.base.app_keys import DETACHED, LIFECYCLE
@@ -44,7 +45,7 @@ TOOL: Any = {
 async def shared_gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
     """With a worker that takes grammars and says what a test wants."""
     directory = tmp_path_factory.mktemp("gateway")
-    redis_url = f"unix://{redis_socket}?db=3"
+    redis_url = emptied(redis_socket, 3)
     grammars = InlineGrammars([bytes([i]) for i in range(256)] + [b""] * (VOCAB_SIZE - 256))
     worker = ScriptedWorker(
         directory / "w0.sock", redis_url=redis_url, runner=RUNNER, grammars=grammars, journal_dir=directory / "w0"

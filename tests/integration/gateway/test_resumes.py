@@ -14,6 +14,7 @@ import pytest
 from fakes import VOCAB_SIZE, ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, until
 from inline_grammars import InlineGrammars
+from load import stretched
 
 from gateway.generation.stream import GENERATION
 from workers.engine.values.abilities import Abilities
@@ -449,7 +450,7 @@ async def test_a_worker_of_another_model_with_the_same_weights_is_none(
         await cut_after(first, 20)
         await workers.end(first)
         await workers.begin(slot=1, model="another name")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(stretched(10)):
             events = (await (await going).read()).decode().split("\n\n")
     assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "upstream_lost"
 

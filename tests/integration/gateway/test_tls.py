@@ -20,6 +20,7 @@ import pytest_asyncio
 from certificates import Authority
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
+from redis_db import emptied
 
 from gateway.listening.tls import CERTIFICATES
 from gateway.telemetry.metrics import METRICS
@@ -44,7 +45,7 @@ async def gateway(
     redis_socket: Path, tmp_path_factory: pytest.TempPathFactory, authority: Authority
 ) -> AsyncIterator[RunningGateway]:
     directory = tmp_path_factory.mktemp("gateway")
-    redis_url = f"unix://{redis_socket}?db=3"
+    redis_url = emptied(redis_socket, 3)
     pair = authority.sign("listener", "127.0.0.1", "localhost")
     limits = {"headers_s": HANDSHAKE_S, "max_connections_per_address": MAX_PER_ADDRESS, "unlimited_networks": ()}
     async with (

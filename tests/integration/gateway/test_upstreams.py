@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from gateways import MODEL, RunningGateway, running_gateway
 from provider import KEY, TEXT, Provider, Script, declared, price, running_provider
+from redis_db import emptied
 
 MESSAGES = [{"role": "user", "content": "Say something."}]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
@@ -40,7 +41,7 @@ async def shared_bought(redis_socket: Path, tmp_path_factory: pytest.TempPathFac
         patch.setenv("PROVIDER_KEY", KEY)
         async with (
             running_provider() as provider,
-            running_gateway(home, f"unix://{redis_socket}?db=3", upstreams={"mock": declared(provider)}) as gateway,
+            running_gateway(home, emptied(redis_socket, 3), upstreams={"mock": declared(provider)}) as gateway,
         ):
             await price(gateway, "bought")
             yield gateway

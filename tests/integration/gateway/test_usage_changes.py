@@ -13,6 +13,7 @@ import pytest_asyncio
 from click.testing import CliRunner
 from gateways import MODEL, RunningGateway, running_gateway
 from money import posting
+from redis_db import emptied
 
 from accounting.comparison.causes import CAUSES
 from accounting.prices import prices, pricing
@@ -32,7 +33,7 @@ ASKED = dict(zip(("before_start_time", "before_end_time", "start_time", "end_tim
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def gateway(redis_socket, tmp_path_factory) -> AsyncIterator[RunningGateway]:
     """A tenant whose outputs became four times as long, and another one that only began."""
-    async with running_gateway(tmp_path_factory.mktemp("gateway"), f"unix://{redis_socket}?db=3") as running:
+    async with running_gateway(tmp_path_factory.mktemp("gateway"), emptied(redis_socket, 3)) as running:
         other, _ = await running.new_tenant("other")
         await use(running, running.keys.tenant_id, BEFORE[0], 10, Usage(100, 0, 400, 100))
         await use(running, running.keys.tenant_id, AFTER[0], 11, Usage(100, 0, 400, 400))

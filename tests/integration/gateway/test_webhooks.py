@@ -10,6 +10,7 @@ import sqlite3
 import pytest
 from click.testing import CliRunner
 from gateways import running_gateway
+from load import stretched
 from sqlalchemy import update
 from webhook_receiver import Receiver, Verifier, receiving
 
@@ -198,7 +199,7 @@ async def test_from_the_command_line_to_the_receiver_and_the_audit_log(gateway):
         async with gateway.session(gateway.keys.admin_key) as session:
             path = f"/v1/organization/projects/{gateway.keys.tenant_id}/api_keys/{key.info.id}"
             assert (await session.delete(path)).status == 200
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(stretched(10)):
             while len(await delivered(gateway, made["id"])) < 2:  # noqa: ASYNC110 - the receiver knows before
                 await asyncio.sleep(0.05)
         kinds = [event["type"] for event in receiver.events()]

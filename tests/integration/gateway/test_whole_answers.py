@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
+from redis_db import emptied
 
 from workers.protocol.messages import GATHERED_TOKENS, Message, StepFrame
 
@@ -39,7 +40,7 @@ Watched = tuple[RunningGateway, Sizes]
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def watched(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
-    directory, redis_url = tmp_path_factory.mktemp("gateway"), f"unix://{redis_socket}?db=3"
+    directory, redis_url = tmp_path_factory.mktemp("gateway"), emptied(redis_socket, 3)
     async with (
         running_gateway(directory / "home", redis_url) as gateway,
         ScriptedWorker(directory / "w0.sock", redis_url=redis_url) as worker,

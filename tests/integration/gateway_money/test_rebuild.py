@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from load import stretched
 from sqlalchemy import delete, event, func, insert, select
 
 from accounting.database.db import Database
@@ -207,7 +208,7 @@ async def test_damaged_states_of_many_tenants_are_rebuilt_together(books: Databa
 
 async def patiently(limiter: Limiter, who: LimitSubject) -> Verdict:
     """A client that comes again while the state is made."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + stretched(10)
     while True:
         try:
             return await limiter.reserve(who, 10, 5, LADDER)

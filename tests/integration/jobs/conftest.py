@@ -21,6 +21,7 @@ import pytest_asyncio
 import redis
 from aiohttp import web
 from gateways import RunningGateway
+from load import stretched
 from migrated import migrated_database
 
 from accounting.access import api_keys, principals
@@ -239,7 +240,7 @@ class Home:
             await asyncio.sleep(0.05)
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 40.0) -> None:
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + stretched(limit_s)
         while not condition():
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)

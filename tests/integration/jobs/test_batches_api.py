@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner
 from fakes import VECTOR_SIZE, ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
+from load import stretched
+from redis_db import emptied_broker
 
 from accounting.batches import batches
 from gateway.cli.main import main
@@ -35,7 +37,7 @@ async def worker(tmp_path: Path, redis_url: str) -> AsyncIterator[ScriptedWorker
 
 @pytest.fixture
 def broker_url(redis_socket: Path) -> str:
-    return f"redis+socket://{redis_socket}?virtual_host=1"
+    return emptied_broker(redis_socket)
 
 
 @pytest.fixture
@@ -399,7 +401,7 @@ async def test_a_deleted_input_is_read_to_the_end_and_then_purged(gateway, clien
     await client.files.delete(batch.input_file_id)
     batch = await ended(client, batch.id)
     assert batch.request_counts.completed == 5
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + stretched(10)
     while len([p for p in gateway.settings.files_dir.iterdir() if p.is_file()]) > 1:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.1)

@@ -15,6 +15,7 @@ import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, PEPPER, RunningGateway, running_gateway
 from lost_replies import lose_the_reply_to_a_files_commit
+from redis_db import emptied_broker
 from sqlalchemy import text
 
 from accounting.access import api_keys
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.rest
 
 @pytest.fixture
 def broker_url(redis_socket: Path) -> str:
-    return f"redis+socket://{redis_socket}?virtual_host=1"
+    return emptied_broker(redis_socket)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 from fakes import Fault, ScriptedWorker
 from gateways import MODEL, running_gateway, until
 from otlp import attributes, events, kind, links
+from redis_db import emptied_broker
 
 pytestmark = pytest.mark.rest
 
@@ -32,7 +33,7 @@ async def test_batch_task_chunk_and_lines_find_each_other_although_a_worker_dies
 ):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")  # only a flush at the end can bring anything
-    broker_url = f"redis+socket://{redis_socket}?virtual_host=1"
+    broker_url = emptied_broker(redis_socket)
     body = {"model": MODEL, "messages": [{"role": "user", "content": "canary"}], "max_tokens": 20}
     lines = [
         {"custom_id": f"canary {i}", "method": "POST", "url": "/v1/chat/completions", "body": body}

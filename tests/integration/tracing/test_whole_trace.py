@@ -16,6 +16,7 @@ from fakes import VOCAB_SIZE, ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 from inline_grammars import InlineGrammars
 from otlp import Collector, attributes, events, kind, links
+from redis_db import emptied
 from scripted_host import ScriptedHost
 
 pytestmark = [pytest.mark.rest, pytest.mark.asyncio(loop_scope="module")]
@@ -43,7 +44,7 @@ async def traced(
 ) -> AsyncIterator[RunningGateway]:
     """Its worker has room for one long request and a half, computes prompts in chunks, and swaps."""
     directory = tmp_path_factory.mktemp("traced")
-    redis_url = f"unix://{redis_socket}?db=3"
+    redis_url = emptied(redis_socket, 3)
     vocabulary = [bytes([i]) for i in range(256)] + [b""] * (VOCAB_SIZE - 256)
     runner = ScriptedRunner(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     worker = ScriptedWorker(

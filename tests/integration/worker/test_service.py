@@ -542,7 +542,7 @@ async def test_a_frame_that_cannot_be_read_closes_its_link_alone_and_in_order(wo
         good.send(request)
         bad = await GatewayLink.dial(worker.address)
         bad.send_raw(struct.pack(">I", len(body)) + body)
-        await asyncio.wait_for(bad.closed.wait(), 10)
+        await asyncio.wait_for(bad.closed.wait(), stretched(10))
         await bad.close()
         await good.of(Finished)
         assert good.tokens("r") == alone(request)

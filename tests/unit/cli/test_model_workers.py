@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from load import stretched
 
 from gateway.base.home import HomeError
 from gateway.base.output_formats import TOOL_FORMATS
@@ -166,7 +167,7 @@ async def test_a_worker_that_does_not_load_its_model_is_not_waited_for_without_e
     workers = served(1, model("a"), model("b"))
     workers._supervisor = Supervisor(tmp_path, lambda: None)
     monkeypatch.setattr(model_workers, "LIMIT_S", 0.2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretched(10)):
         with pytest.raises(HomeError, match=r"worker-1 has not loaded its model within 0 s\."):
             await workers._until_loaded(workers.places[1])
 

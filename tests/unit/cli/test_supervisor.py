@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from load import stretched
 
 from gateway.base.home import write_private
 from gateway.cli import supervisor as module
@@ -37,7 +38,7 @@ async def supervisor(tmp_path):
 
 
 async def until(condition, limit_s: float = 5.0) -> None:
-    async with asyncio.timeout(limit_s):
+    async with asyncio.timeout(stretched(limit_s)):
         while not condition():  # noqa: ASYNC110 - another process has no event
             await asyncio.sleep(0.01)
 
@@ -54,7 +55,7 @@ async def test_a_killed_child_is_restarted_and_the_owner_is_told(supervisor):
 
 async def test_three_deaths_before_it_was_ready_end_the_start_with_the_childs_last_line(supervisor):
     await supervisor.start(spec("echo first; echo the disk is full; exit 3"))
-    failure = await asyncio.wait_for(supervisor.failed, 10)
+    failure = await asyncio.wait_for(supervisor.failed, stretched(10))
     assert "the disk is full" in str(failure)
     assert "exit code 3" in str(failure)
     assert not isinstance(failure, ChildRefused)
@@ -63,7 +64,7 @@ async def test_three_deaths_before_it_was_ready_end_the_start_with_the_childs_la
 async def test_a_child_that_says_why_it_cannot_start_is_not_restarted(supervisor):
     line = '{"level": "ERROR", "msg": "The model is broken."}'
     await supervisor.start(spec(f"echo '{line}'; exit {os.EX_CONFIG}"))
-    failure = await asyncio.wait_for(supervisor.failed, 5)
+    failure = await asyncio.wait_for(supervisor.failed, stretched(5))
     assert str(failure) == "The model is broken."
     assert isinstance(failure, ChildRefused)
     assert supervisor.changes == []

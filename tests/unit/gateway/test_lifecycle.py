@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from load import stretched
 
 from gateway.base.errors import ApiError
 from gateway.base.lifecycle import Detached, background, report_end
@@ -59,7 +60,7 @@ async def test_background_work_that_a_fault_ends_begins_again_within_its_block_a
         begun.put_nowait(name)
         raise RuntimeError("a fault")
 
-    async with background(faulty, "one"), asyncio.timeout(10):
+    async with background(faulty, "one"), asyncio.timeout(stretched(10)):
         assert [await begun.get() for _ in range(3)] == ["one"] * 3
     num_begun = begun.qsize()
     await asyncio.sleep(0.1)

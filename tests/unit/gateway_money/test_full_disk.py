@@ -112,7 +112,7 @@ async def test_a_sync_that_waits_as_the_disk_fills_does_not_end_the_syncer(
     await asyncio.sleep(0.5)
     theirs.unlink()
     assert await journal.revive() is True
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretched(10)):
         await journal.end(opened(1).void("ok", "internal", 1))
     await journal.close()
 

@@ -9,6 +9,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+from load import stretched
 
 from gateway.cli.up import Up
 from workers.jobs.__main__ import Jobs
@@ -49,7 +50,7 @@ async def test_the_loop_of_a_jobs_process_beats_until_its_end(fd, tmp_path, monk
 async def beats(fd: int) -> None:
     has_beaten, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_reader(fd, has_beaten.set)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretched(10)):
         await has_beaten.wait()
     loop.remove_reader(fd)
     os.eventfd_read(fd)

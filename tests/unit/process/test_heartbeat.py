@@ -10,6 +10,7 @@ import threading
 import types
 
 import pytest
+from load import stretched
 
 from workers.process import heartbeat
 from workers.process.heartbeat import BEAT_S, BLOCKED_S, LOG_EVERY_S, Heartbeat
@@ -21,7 +22,7 @@ async def test_a_loop_beats_on_its_descriptor_until_the_end() -> None:
     beating = Heartbeat(fd, beat_s=0.01)
     beating.begin()
     num_beats = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(stretched(10)):
         while num_beats < 3:
             await asyncio.sleep(0.01)
             with contextlib.suppress(BlockingIOError):

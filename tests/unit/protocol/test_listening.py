@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import uvloop
+from load import stretched
 
 from workers.protocol import connection
 from workers.protocol.connection import Connection
@@ -35,7 +36,7 @@ async def listened(
         async for _ in talk(theirs):
             await asyncio.sleep(0.001)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(stretched(10)):
             await listening
     finally:
         link.abort()
@@ -95,7 +96,7 @@ def test_a_silent_peer_is_lost(runner: asyncio.Runner, monkeypatch: pytest.Monke
         with theirs:
             theirs.send(encode(Alive()))
             link = Connection(*await asyncio.open_connection(sock=ours))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(stretched(10)):
                 await link.listen(lambda _: None)
             link.abort()
 

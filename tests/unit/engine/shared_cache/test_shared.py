@@ -9,6 +9,7 @@ import pytest
 import redis
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
+from load import stretched
 
 from workers.engine.tiers.shared_cache import shared, store_thread
 from workers.engine.tiers.shared_cache.directory import DirectoryStore
@@ -61,7 +62,7 @@ def ask(drive, name, prompt=TEXT, **fields):
 
 def settle(drive):
     """Until the store's thread has nothing left to do."""
-    tier, deadline = drive.engine.shared, time.monotonic() + 10
+    tier, deadline = drive.engine.shared, time.monotonic() + stretched(10)
     while tier._pinned or tier.store_thread._drops or tier._fetches:
         assert time.monotonic() < deadline
         drive.step(0.0)
