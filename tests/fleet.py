@@ -24,6 +24,7 @@ import aiohttp
 from byte_model import write_byte_model
 from fakes import MODEL, ScriptedWorker
 from gateways import PEPPER, prepare_home
+from load import stretched
 
 from accounting.access import api_keys
 from accounting.database.db import Database
@@ -59,7 +60,7 @@ class Fleet:
 
     async def verified(self, limit_s: float) -> dict[str, Any]:
         """The report of `headgate verify-books`, once it is clean; fails with the last one that is not."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + stretched(limit_s)
         while True:
             done = await asyncio.to_thread(self._verify)
             if done.returncode == 0:
@@ -79,7 +80,7 @@ class Fleet:
 
     async def serving(self, num_gateways: int, num_workers: int) -> None:
         """Waits until each gateway sees each worker."""
-        deadline = time.monotonic() + READY_S
+        deadline = time.monotonic() + stretched(READY_S)
         for slot in range(num_gateways):
             while await self._num_linked(slot) < num_workers:
                 assert time.monotonic() < deadline, f"gateway {slot} does not get ready"

@@ -12,6 +12,7 @@ import time
 
 from fakes import generate_request
 from gateway_link import GatewayLink
+from load import stretched
 from tiny_models import GREEDY
 
 from workers.protocol.messages import Hello
@@ -76,7 +77,7 @@ def is_alive(pid):
 
 
 def gone(pid, limit_s):
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + stretched(limit_s)
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not is_alive(pid)

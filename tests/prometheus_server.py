@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx2 as httpx
 import pytest
 import yaml
+from load import stretched
 
 ROOT = Path(__file__).parents[1]
 RULES = ROOT / "ops" / "prometheus" / "rules"
@@ -83,7 +84,7 @@ def running_prometheus(directory: Path, pages: Mapping[str, Sequence[str]]) -> I
 
 
 def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + stretched(60)
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(httpx.HTTPError):
             if httpx.get(url, timeout=2).status_code == 200:

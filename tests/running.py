@@ -88,7 +88,7 @@ class Server:
 
     def verify_books(self, limit_s: float = 30.0, env: dict[str, str] | None = None) -> dict[str, Any]:
         """The report once everything is shipped; asserts that the books are clean."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + stretched(limit_s)
         while True:
             done = self.command("verify-books", "--json", env=env)
             if done.returncode == 0 or time.monotonic() > deadline:
@@ -98,7 +98,7 @@ class Server:
 
     def witnessed(self, limit_s: float = 10.0) -> None:
         """Waits until each settle in the embedded database has an engine record, which may come after it."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + stretched(limit_s)
         late = (
             "SELECT COUNT(*) FROM ledger_entry e WHERE kind = 'settle' AND NOT EXISTS"
             " (SELECT 1 FROM engine_record r WHERE r.request_id = e.request_id)"

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from load import stretched
 
 NUM_LINES = 80
 
@@ -50,7 +51,7 @@ def test_killed_celery_children_and_a_killed_gateway_cost_time_only(start_server
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
 
     def wait_for(num_done: int) -> None:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + stretched(90)
         while True:
             now = server.client(key).batches.retrieve(batch.id)
             if now.request_counts.completed >= num_done or now.status == "completed":
@@ -66,7 +67,7 @@ def test_killed_celery_children_and_a_killed_gateway_cost_time_only(start_server
             os.kill(pid, signal.SIGKILL)
             killed += 1
         if kind == "gateway":
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + stretched(30)
             while server.ready["pids"]["gateway"] == [gateway]:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)

@@ -20,6 +20,7 @@ import pytest
 from byte_model import write_byte_model
 from fakes import ScriptedWorker
 from gateways import MODEL, prepare_home, running_gateway
+from load import stretched
 from sqlalchemy import text
 
 from accounting.books import books
@@ -109,7 +110,7 @@ class Slot:
             return answer.status, await answer.read(), "idempotent-replayed" in answer.headers
 
     async def until_answered(self, body: dict[str, Any]) -> tuple[bytes, bool]:
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + stretched(40)
         while time.monotonic() < deadline:
             status, answer, replayed = await self.ask(body)
             if status == 200:
@@ -155,7 +156,7 @@ def chat(stream: bool) -> dict[str, Any]:
 async def verified(home: Path) -> list[tuple[str, str]]:
     """Endings in order of their requests, once the books balance."""
     database = Database(f"sqlite+aiosqlite:///{home / 'headgate.db'}")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + stretched(20)
     try:
         while True:
             async with database.read() as conn:

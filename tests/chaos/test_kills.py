@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import openai
 import pytest
+from load import stretched
 
 NUM_STREAMS = 16
 
@@ -55,7 +56,7 @@ async def streams(server, happens: Callable[[], object] = lambda: None) -> list[
 
 
 def wait_until_restarted(server, kind: str, old: list[int]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + stretched(60)
     while time.monotonic() < deadline:
         if server.ready["pids"][kind] != old:
             break

@@ -9,6 +9,7 @@ import time
 
 import httpx2 as httpx
 import pytest
+from load import stretched
 from running import Server, Starter
 
 NUM_CLIENTS = 6
@@ -33,7 +34,7 @@ async def serve(server: Server, until_done: asyncio.Event, stream: bool) -> list
 async def restarted(server: Server, kind: str, number: int) -> None:
     old = server.ready["pids"][kind][number]
     os.kill(old, signal.SIGTERM)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + stretched(60)
     while server.ready["pids"][kind][number] == old or not all([await has_workers(server, slot) for slot in range(2)]):
         assert time.monotonic() < deadline, f"{kind} {number} was not restarted"
         await asyncio.sleep(0.1)

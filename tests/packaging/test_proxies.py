@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from load import stretched
 from packaged import ROOT, ran
 
 PAGE = (ROOT / "docs" / "proxies.md").read_text()
@@ -111,7 +112,7 @@ def nginx(tmp_path: Path) -> Iterator[int]:
         f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/log;\nevents {{}}\nhttp {{\naccess_log off;\n{temp}{text}}}\n"
     )
     process = subprocess.Popen(["nginx", "-p", tmp_path, "-c", tmp_path / "nginx.conf", "-e", tmp_path / "log"])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + stretched(20)
     while not answers(port):
         assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
         time.sleep(0.1)

@@ -89,7 +89,7 @@ async def ops(home: Path, path: str, slot: int = 0, method: str = "GET") -> tupl
 
 async def ready(home: Path, slot: int = 0, **expected: Any) -> Any:
     """Until nothing is missing but, perhaps, a worker."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + stretched(60)
     while time.monotonic() < deadline:
         try:
             status, body = await ops(home, "/readyz", slot)
@@ -105,7 +105,7 @@ async def ready(home: Path, slot: int = 0, **expected: Any) -> Any:
 
 async def drains(home: Path, slot: int) -> None:
     """Waits until `/readyz` says so, which it does from the signal to the end of the grace."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + stretched(60)
     while (answer := await ops(home, "/readyz", slot))[1]["status"] != "draining":
         assert time.monotonic() < deadline, answer
         await asyncio.sleep(0.02)
@@ -439,14 +439,14 @@ async def refuses_a_broken_directory(home: Path, file: Path, log: Path, process:
 
 
 async def until_logged(log: Path, text: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + stretched(20)
     while text not in log.read_text():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
 
 
 async def until_models(home: Path, expected: set[str]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + stretched(20)
     while True:
         _, body = await ops(home, "/readyz")
         names = [check["name"] for check in body["checks"] if check["name"].startswith("model:")]

@@ -231,7 +231,7 @@ class Home:
             return await batches.get(conn, self.tenant_id, batch_id)
 
     async def wait(self, batch_id: str, *states: str, limit_s: float = 60.0) -> BatchInfo:
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + stretched(limit_s)
         while True:
             batch = await self.get(batch_id)
             if batch.state in (states or ENDED_BATCH):

@@ -16,6 +16,7 @@ import urllib.request
 import pytest
 from fakes import generate_request
 from gateway_link import GatewayLink
+from load import stretched
 from prometheus_client.parser import text_string_to_metric_families
 from tiny_models import TinyModel
 
@@ -82,7 +83,7 @@ def metric(port, name, **labels):
 
 def settled(port, name, **labels):
     """Its value, once it is above 0 and stands still for longer than figures are apart."""
-    deadline, before = time.monotonic() + 20, 0.0
+    deadline, before = time.monotonic() + stretched(20), 0.0
     while not before or metric(port, name, **labels) != before:
         assert time.monotonic() < deadline
         before = metric(port, name, **labels)

@@ -11,6 +11,7 @@ import pytest
 from byte_model import CONTROL, tokenizer_spec
 from engine_driver import LINK
 from fakes import generate_request
+from load import stretched
 from simulation import BlindRunner, paced_driver
 
 from workers.engine.grammars import grammar, mask_time, vocabulary
@@ -201,7 +202,7 @@ def test_a_refused_grammar_holds_no_request_that_asked_for_it(monkeypatch):
         return attempt
 
     monkeypatch.setattr(drive.engine._attempts._intake, "admit", seen)
-    end = time.monotonic() + 50
+    end = time.monotonic() + stretched(50)
     for name in ("first", "again"):  # the first one waits for the refusal, the second finds it
         drive.send(generate_request(name, grammar="start: /a/"))
         while (LINK, name) not in drive.endings:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from celery import Celery, signals
+from load import stretched
 
 from workers.jobs import worker
 from workers.jobs.base.settings import JobsSettings
@@ -47,7 +48,7 @@ def of_group(group: int) -> list[int]:
 
 
 def until(condition) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + stretched(60)
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.02)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from load import stretched
 
 PARENT = """
 import os, subprocess, sys, time
@@ -29,7 +30,7 @@ KINDS = ("gateway.intake.checking_process", "gateway.journal.poster_process", "w
 
 
 def until_gone(pid: int) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + stretched(60)
     while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
         if time.monotonic() > until:
             os.kill(pid, signal.SIGKILL)
@@ -56,7 +57,7 @@ def test_a_stopped_process_dies_with_its_parent(tmp_path: Path) -> None:
     command, env = [sys.executable, "-c", PARENT, "-c", SLEEPER], {**os.environ, "READY": str(ready)}
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     assert parent.stdout is not None
-    pid, until = int(parent.stdout.readline()), time.monotonic() + 60
+    pid, until = int(parent.stdout.readline()), time.monotonic() + stretched(60)
     while not ready.exists():
         assert time.monotonic() < until
         time.sleep(0.02)
