@@ -204,7 +204,7 @@ async def change_models(operator: Operator) -> None:
     adapter = {"model": MODEL, "name": "poet", "path": "/models/poet"}
     made = await operator.call("POST /admin/v1/adapters", adapter)
     await operator.call("DELETE /admin/v1/adapters/{adapter_id}", adapter_id=made["id"])
-    upstream = {"name": "spare", "url": "http://127.0.0.1:9/v1", "models": {"spare": {}}, "costs": {}}
+    upstream = {"name": "spare", "url": "http://127.0.0.1:9/v1", "models": {"spare": {}}, "cost_credential": "x"}
     await operator.call("POST /admin/v1/upstreams", upstream)
     one = "/admin/v1/upstreams/{upstream}"
     bill = {"rows": [{"id": "row", "amount_micro_units": 1}]}
