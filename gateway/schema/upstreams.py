@@ -11,6 +11,7 @@ import pydantic
 from msgspec import Meta
 
 from accounting.upstreams.calls import CallSums
+from accounting.values import texts
 from gateway.base import errors
 from gateway.base.upstream_source import UpstreamCosts, UpstreamSource
 from gateway.schema import forms
@@ -54,7 +55,9 @@ _SHOWN = 80
 
 
 def source_of(fields: NewUpstream) -> UpstreamSource:
-    """Returns the declaration, checked as a file's. Raises `ApiError` 400."""
+    """Returns the declaration, checked as a file's. Raises `ApiError` 400, and InvalidError for the name of a model."""
+    for served, model in fields.models.items():
+        texts.refuse_hidden(f"{served}{model.get('name', '')}", "models")
     given = {
         name: value
         for name, value in msgspec.structs.asdict(fields).items()
