@@ -49,7 +49,9 @@ async def create(
     number = await conn.scalar(select(func.count()).select_from(PublicPrefix).where(of_model))
     if (number or 0) >= MAX_PER_MODEL:
         raise ConflictError(f"A model has at most {MAX_PER_MODEL} public prefixes.")
-    info = PrefixInfo(new_id("prefix"), texts.checked_name(name), model, tuple(tokens), now, None if ttl_s is None else now + ttl_s)
+    info = PrefixInfo(
+        new_id("prefix"), texts.checked_name(name), model, tuple(tokens), now, None if ttl_s is None else now + ttl_s
+    )
     values = {field: getattr(info, field) for field in info.__struct_fields__ if field != "tokens"}
     await conn.execute(insert(PublicPrefix).values(**values, token_ids=packed))
     detail = {"name": name, "model": model, "num_tokens": len(tokens), "ttl_s": ttl_s}

@@ -228,8 +228,10 @@ async def test_commands_that_retry_a_batch_at_the_same_time_make_one(
     worker.runner.hang()
     full = {f"entry {n}": "x" for n in range(16)}
     few, many = [(await create(client, [line(0)], metadata=metadata)).id for metadata in ({}, full)]
+    deadline = time.monotonic() + 60
     for batch_id in (few, many):
         while (await client.batches.retrieve(batch_id)).status == "validating":
+            assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
         await client.batches.cancel(batch_id)
     worker.runner.release()
