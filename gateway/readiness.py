@@ -25,6 +25,7 @@ from gateway.metering.slot_owner import KEPT_S, SlotOwner
 from gateway.routing.links.worker_link import WorkerLink, WorkerState
 from workers.process.rounds import heed_cancellation
 from workers.process.tls.certificates import Certificate, moment
+from workers.protocol.registry import Registration
 
 EVERY_S = 2.0
 STATES: dict[State, float] = {"ok": 0.0, "degraded": 1.0, "failing": 2.0}
@@ -56,6 +57,13 @@ def _of_model(model: str, states: Collection[WorkerState]) -> Check:
         return Check(MODEL + model)
     why = next((said for state, said in WHY.items() if state in states), "No worker of this model is linked.")
     return Check(MODEL + model, "failing", why)
+
+
+def of_refused(refused: Collection[Registration]) -> Check:
+    """Checks that no registered worker is refused, also one of a model that this gateway does not serve."""
+    if not refused:
+        return Check("workers")
+    return Check("workers", "degraded", "A registered worker is refused: `headgate workers list` says why.")
 
 
 def of_disk(journal: Journal) -> Check:

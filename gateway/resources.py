@@ -83,7 +83,16 @@ from gateway.metering.embedding_models import EMBEDDING_MODELS, EmbeddingModels
 from gateway.metering.metering import METERING, metering
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PRICES, PriceCache
-from gateway.readiness import ReadinessMetrics, RedisProbe, of_certificates, of_database, of_disk, of_limiter, of_models
+from gateway.readiness import (
+    ReadinessMetrics,
+    RedisProbe,
+    of_certificates,
+    of_database,
+    of_disk,
+    of_limiter,
+    of_models,
+    of_refused,
+)
 from gateway.routing.links.fleet import Fleet, decode_all
 from gateway.routing.links.quarantine import Quarantine
 from gateway.routing.links.trust import Trust
@@ -365,6 +374,7 @@ async def readiness(app: web.Application) -> AsyncIterator[None]:
             *of_limiter(probe.asked),
             of_disk(metered.journal),
             *of_certificates(app[CERTIFICATES].by_use),
+            of_refused(fleet.refused),
             *of_models(app[MODELS].vocabularies, fleet.links),
         ]
 

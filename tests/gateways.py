@@ -177,8 +177,7 @@ async def running_gateway(
         home=home,
         redis_url=redis_url,
         database_url=url,
-        models={MODEL: {"path": str(model), "fallbacks": tuple(fallbacks)}},
-        **settings,
+        **{"models": {MODEL: {"path": str(model), "fallbacks": tuple(fallbacks)}}, **settings},
     )
     app = create_app(loaded)
     runner = GatewayRunner(app, ConnectionLimits.of(loaded), shutdown_timeout=2.0)

@@ -23,6 +23,7 @@ from accounting.database.driver_selects import select_together
 from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.events import events, outbox
 from accounting.tables.models import ApiKey, AuthEpoch
+from accounting.values import texts
 from accounting.values.errors import InvalidError
 from accounting.values.ids import new_id
 from accounting.values.tenant_types import ApiKeyInfo, KeyChanges, NewApiKey
@@ -93,7 +94,7 @@ async def create(
             kind=kind,
             tenant_id=tenant_id,
             service_account_id=service_account_id,
-            name=name,
+            name=None if name is None else texts.checked_name(name),
             hash=keyed_hash(pepper, value),
             scopes=sorted(_scopes(kind, scopes)),
             models=None if models is None else sorted(models),

@@ -13,6 +13,7 @@ from accounting.database.paging import Page, newest_first, one
 from accounting.events import events, outbox
 from accounting.tables.models import ApiKey, ServiceAccount
 from accounting.tenants import tenants
+from accounting.values import texts
 from accounting.values.ids import new_id
 from accounting.values.tenant_types import ServiceAccountInfo
 
@@ -31,7 +32,7 @@ async def create_service_account(
         insert(ServiceAccount).values(
             id=account_id,
             tenant_id=tenant_id,
-            name=tenants.checked_name(name),
+            name=texts.checked_name(name),
             role="member" if with_key else "none",
             created_at=now,
         )
@@ -61,7 +62,7 @@ async def rename_service_account(
         conn, "service_account.updated", actor=actor, now=now, tenant_id=tenant_id, object_id=account_id
     )
     await conn.execute(
-        update(ServiceAccount).where(ServiceAccount.id == account_id).values(name=tenants.checked_name(name))
+        update(ServiceAccount).where(ServiceAccount.id == account_id).values(name=texts.checked_name(name))
     )
     return await get_service_account(conn, tenant_id, account_id)
 

@@ -34,7 +34,7 @@ from accounting.tables.budget_models import BudgetRow
 from accounting.tables.invoice_models import Credit, PriceResidency, RollupMonth
 from accounting.tables.models import ApiKey, PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion, Tenant
 from accounting.tables.residency_models import ResidencyCharge
-from accounting.values import clock
+from accounting.values import clock, texts
 from accounting.values.currencies import decimals
 from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
 from accounting.values.model_names import base_of
@@ -412,7 +412,8 @@ def _columns(rates: Rates) -> dict[str, int]:
 def _check_rates(rates: RateTable) -> None:
     if not rates:
         raise InvalidError("A price version needs at least one rate.", "rates")
-    for rate in rates.values():
+    for (model, _), rate in rates.items():
+        texts.refuse_hidden(model, "rates")
         for name, value in _columns(rate).items():
             if not 0 <= value <= MAX_RATE:
                 raise InvalidError(f"The rate {name} must be 0 to {MAX_RATE}.", name)

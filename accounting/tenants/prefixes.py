@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.database import auth_epoch
 from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.tables.models import PublicPrefix
+from accounting.values import texts
 from accounting.values.errors import ConflictError, NotFoundError
 from accounting.values.ids import new_id
 
@@ -37,8 +38,8 @@ class PrefixInfo(msgspec.Struct, frozen=True):
 async def create(
     conn: AsyncConnection, *, name: str, model: str, tokens: Sequence[int], ttl_s: int | None, now: int, actor: str
 ) -> PrefixInfo:
-    """Registers a prefix. Raises ConflictError if the same tokens are registered already, or if there are too many
-    prefixes."""
+    """Registers a prefix. Raises InvalidError for its name, and ConflictError if the same tokens are registered already,
+    or if there are too many prefixes."""
     await auth_epoch.hold(conn)
     packed = _packed(tokens)
     of_model = and_(PublicPrefix.model == model, _in_force(now))
@@ -48,7 +49,9 @@ async def create(
     number = await conn.scalar(select(func.count()).select_from(PublicPrefix).where(of_model))
     if (number or 0) >= MAX_PER_MODEL:
         raise ConflictError(f"A model has at most {MAX_PER_MODEL} public prefixes.")
-    info = PrefixInfo(new_id("prefix"), name, model, tuple(tokens), now, None if ttl_s is None else now + ttl_s)
+    info = PrefixInfo(
+        new_id("prefix"), texts.checked_name(name), model, tuple(tokens), now, None if ttl_s is None else now + ttl_s
+    )
     values = {field: getattr(info, field) for field in info.__struct_fields__ if field != "tokens"}
     await conn.execute(insert(PublicPrefix).values(**values, token_ids=packed))
     detail = {"name": name, "model": model, "num_tokens": len(tokens), "ttl_s": ttl_s}

@@ -203,15 +203,6 @@ def limit_columns(limits: Limits) -> dict[str, int | None]:
     return columns
 
 
-def checked_name(name: str) -> str:
-    """Returns the name. Raises InvalidError if it is blank or too long, or has a character that nobody sees."""
-    if not name.strip() or len(name) > 200:
-        raise InvalidError("A name must have 1 to 200 characters.", "name")
-    if (character := texts.hidden(name)) is not None:
-        raise InvalidError(f"A name must not have the invisible character {character}.", "name")
-    return name
-
-
 def _tenants() -> Select[Any]:
     """Selects the tenants. Erased ones exist only for the books."""
     return select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT, Tenant.erased_at.is_(None))
@@ -226,7 +217,7 @@ def _tenant(row: Row[Any]) -> TenantInfo:
 def _tenant_name(name: str) -> str:
     if name.startswith(ID_PREFIX):
         raise InvalidError(f"A project's name must not begin with '{ID_PREFIX}', as ids do.", "name")
-    return checked_name(name)
+    return texts.checked_name(name)
 
 
 async def _check_only_one(conn: AsyncConnection, name: str) -> None:

@@ -132,8 +132,7 @@ def checked(profile: P) -> P:
 def _check_text(name: str, text: str) -> None:
     if len(text) > MAX_CHARS:
         raise InvalidError(f"{name} has {len(text)} characters; at most {MAX_CHARS} fit on a document.", name)
-    if (character := texts.hidden(text)) is not None:
-        raise InvalidError(f"{name} has the invisible character {character}.", name)
+    texts.refuse_hidden(text, name)
     if text and not text.strip():
         raise InvalidError(f"{name} is blank.", name)
 

@@ -43,6 +43,8 @@ PLAIN_PAUSE_S = 5.0
 """The pause after a read that could not wait for news, because the server had no place for it."""
 MOST_TOLD_S = 60.0
 """The longest pause that a server may ask for."""
+RETRY_OF = "retry_of"
+"""The entry of a batch's metadata that names the batch whose failed lines it runs again."""
 STATUS = "x-headgate-batch-status"
 
 
@@ -121,12 +123,14 @@ class BatchCalls:
         form.add_field("file", file, filename=name, content_type="application/jsonl")
         return str((await self.call("POST", "/v1/files", data=form))["id"])
 
-    async def create(self, file: BinaryIO, name: str, batch: dict[str, Any]) -> dict[str, Any]:
+    async def create(
+        self, file: BinaryIO, name: str, batch: dict[str, Any], idempotency_key: str | None = None
+    ) -> dict[str, Any]:
         """Uploads a file and makes one batch of it, also where an answer is lost on the way. A file of which a batch is
         refused is deleted. Raises `ApiFailed`."""
         file_id = await self.upload(file, name)
         body = {"input_file_id": file_id, "completion_window": "24h", **batch}
-        headers = {"idempotency-key": uuid.uuid4().hex}
+        headers = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
         try:
             try:
                 return await self._call("POST", "/v1/batches", json=body, headers=headers)
@@ -142,6 +146,20 @@ class BatchCalls:
             with contextlib.suppress(ApiFailed):
                 await self.call("DELETE", f"/v1/files/{file_id}")
             raise
+
+    async def newest_retry(self, batch: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns the newest batch that says in its metadata that it retries `batch`. Raises `ApiFailed`."""
+        params: dict[str, Any] = {"limit": 100}
+        while True:
+            page = await self.call("GET", "/v1/batches", params=params)
+            for one in page["data"]:
+                if one["created_at"] < batch["created_at"]:
+                    return None
+                if (one["metadata"] or {}).get(RETRY_OF) == batch["id"]:
+                    return dict(one)
+            if not page["has_more"]:
+                return None
+            params["after"] = page["last_id"]
 
     async def file_lines(self, file_id: str, what: str) -> AsyncIterator[bytes]:
         """Yields the lines of a file, without their ends. Raises `ApiFailed`."""

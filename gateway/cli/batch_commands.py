@@ -19,7 +19,7 @@ from accounting.values.types import ENDED_BATCH
 from gateway.cli.admin_commands import option, row
 from gateway.cli.answers import FIELDS, Grid, fields, one_sentence, show, warn
 from gateway.cli.api import ApiFailed, TenantApi, segment
-from gateway.cli.batch_calls import BatchCalls, Followed, Result
+from gateway.cli.batch_calls import RETRY_OF, BatchCalls, Followed, Result
 from gateway.cli.batch_retry import Sorted, as_value, sort
 from gateway.cli.batch_watch import LOOK_S, duration, failure, watch, whole
 from gateway.cli.common import example_text, home_option, json_option
@@ -235,37 +235,40 @@ def last_line(file: BinaryIO, batch_id: str) -> str | None:
 
 @click.command(epilog=example_text("batches retry batch_0 --watch"))
 @click.argument("batch_id")
+@click.option("--again", is_flag=True, help="Make another batch of lines of which one was made already.")
 @click.option("--watch", "watches", is_flag=True, help="Show progress until the new batch has ended.")
 @home_option
 @json_option
-def retry(batch_id: str, watches: bool, home: Path, as_json: bool) -> None:
+def retry(batch_id: str, again: bool, watches: bool, home: Path, as_json: bool) -> None:
     """Make a new batch of those failed lines of the batch BATCH_ID that may go well now. Prints its id.
 
     These are lines that did not run before the batch was cancelled or expired, and lines whose last answer was a fault of
-    the server or a limit. It says how many others there are, and why they are not retried.
+    the server or a limit. It says how many others there are, and why they are not retried. Where it has made a batch of
+    them already, it makes none and prints the id of that one.
     """
     with one_sentence():
         api = TenantApi(home)
-        failed, batch = asyncio.run(_retry(api, batch_id))
+        failed, batch, is_new = asyncio.run(retried(api, batch_id, again=again))
         if batch is None:
             if as_json:
-                show(_told(failed, None), fields, as_json)
+                show(_told(failed, None, is_new), fields, as_json)
             else:
                 _tell_left(failed)
             said = "Its failed lines would fail again" if failed.left else "No line of the batch has failed"
             click.echo(f"headgate: {said}: there is nothing to retry.", err=True)
             raise SystemExit(FAILED)
         if as_json and not watches:
-            show(_told(failed, batch), fields, as_json)
+            show(_told(failed, batch, is_new), fields, as_json)
             return
         if not as_json:
-            click.echo(f"headgate: {_lines(len(failed.retried))} run again.", err=True)
+            already = "" if is_new else f" by {batch['id']} already: no batch was made. --again makes another one"
+            click.echo(f"headgate: {_lines(len(failed.retried))} run again{already}.", err=True)
             _tell_left(failed)
         _made(api, batch, watches, as_json)
 
 
-def _told(failed: Sorted, batch: dict[str, Any] | None) -> dict[str, Any]:
-    return {"batch": batch, "num_retried": len(failed.retried), "not_retried": as_value(failed)}
+def _told(failed: Sorted, batch: dict[str, Any] | None, is_new: bool) -> dict[str, Any]:
+    return {"batch": batch, "is_new": is_new, "num_retried": len(failed.retried), "not_retried": as_value(failed)}
 
 
 def _tell_left(failed: Sorted) -> None:
@@ -280,8 +283,10 @@ def _lines(number: int) -> str:
     return f"{number:,} lines are" if number != 1 else "1 line is"
 
 
-async def _retry(api: TenantApi, batch_id: str) -> tuple[Sorted, dict[str, Any] | None]:
-    """Returns the failed lines, and the new batch if one was made. Raises `ApiFailed`."""
+async def retried(api: TenantApi, batch_id: str, *, again: bool) -> tuple[Sorted, dict[str, Any] | None, bool]:
+    """Returns the failed lines, the batch that runs them again if there is one, and whether it was made now. Two commands
+    at once make one batch, by their Idempotency-Key. Raises `ApiFailed`.
+    """
     async with BatchCalls.of(api) as calls:
         batch = await calls.call("GET", f"/v1/batches/{segment(batch_id)}")
         if batch["status"] not in ENDED_BATCH:
@@ -289,10 +294,12 @@ async def _retry(api: TenantApi, batch_id: str) -> tuple[Sorted, dict[str, Any] 
         if batch["status"] == "failed":
             raise ApiFailed("The batch failed before a line was run: correct the file, and submit it.")
         if batch["error_file_id"] is None:
-            return sort([]), None
+            return sort([]), None, False
         failed = sort([line async for line in calls.file_lines(batch["error_file_id"], "The error file")])
         if not failed.retried:
-            return failed, None
+            return failed, None, False
+        if not again and (made := await calls.newest_retry(batch)) is not None:
+            return failed, made, False
         with tempfile.TemporaryFile() as lines:
             number = 0
             async for line in calls.file_lines(batch["input_file_id"], "The input file"):
@@ -301,10 +308,20 @@ async def _retry(api: TenantApi, batch_id: str) -> tuple[Sorted, dict[str, Any] 
                     lines.write(line + b"\n")
             lines.seek(0)
             metadata = batch["metadata"] or {}
-            if len(metadata) < MOST_METADATA:
-                metadata |= {"retry_of": batch_id}
-            made = {"endpoint": batch["endpoint"], "metadata": metadata}
-            return failed, await calls.create(lines, f"retry-of-{batch_id}.jsonl", made)
+            if RETRY_OF in metadata or len(metadata) < MOST_METADATA:
+                metadata |= {RETRY_OF: batch_id}
+            wanted = {"endpoint": batch["endpoint"], "metadata": metadata}
+            name = f"retry-of-{batch_id}"
+            try:
+                return failed, await calls.create(lines, f"{name}.jsonl", wanted, None if again else name), True
+            except ApiFailed as error:
+                if error.code != "idempotency_mismatch":
+                    raise
+        if (made := await calls.newest_retry(batch)) is not None:
+            return failed, made, False
+        raise ApiFailed(
+            "A batch was made of these lines within the last day: see `headgate batches list`. --again makes another one."
+        )
 
 
 @click.command(epilog=example_text("batches estimate requests.jsonl"))

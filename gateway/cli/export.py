@@ -18,7 +18,7 @@ from gateway.cli.common import example_text, home_option
 from gateway.cli.groups import Commands
 from gateway.cli.progress import progress
 from gateway.cli.row_files import FORMATS, Columns, Format
-from gateway.cli.times import MOMENT
+from gateway.cli.times import MOMENT, refuse_empty_span
 from gateway.cli.whole_file import whole_file
 
 Pages = AsyncIterator[Sequence[Sequence[Any]]]
@@ -52,8 +52,7 @@ def _command(name: str, summary: str, columns: Columns, pages: Callable[..., Pag
     )
     @home_option
     def command(start: int, end: int, kind: Format, out: Path, home: Path) -> None:
-        if start >= end:
-            raise click.UsageError("--from must lie before --to.")
+        refuse_empty_span(start, end)
 
         async def work(database: Database, told: Told) -> int:
             place = nullcontext(sys.stdout.buffer) if out == Path("-") else whole_file(out)

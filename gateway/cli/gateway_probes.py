@@ -95,7 +95,9 @@ def missing(num_workers: Mapping[str, int], linked: Mapping[str, int]) -> list[s
 def awaited(
     slot: int, num_workers: Mapping[str, int], linked: Mapping[str, int], checks: Sequence[Mapping[str, str]]
 ) -> str:
-    """Says what a gateway waits for: workers by model, and the messages of its other checks."""
+    """Says what a gateway waits for: workers by model, and the messages of its other checks that fail. One that is degraded
+    holds up nothing."""
     parts = ", ".join(missing(num_workers, linked))
-    messages = [check["message"] for check in checks if "message" in check and not check["name"].startswith(MODEL)]
+    failing = [check for check in checks if check.get("state") == "failing"]
+    messages = [check["message"] for check in failing if not check["name"].startswith(MODEL)]
     return ": ".join([f"gateway {slot}" + (f", which has {parts}" if parts else ""), *messages]).rstrip(".")

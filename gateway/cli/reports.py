@@ -12,7 +12,7 @@ import click
 from gateway.cli.answers import Grid, one_sentence, show
 from gateway.cli.api import PROJECTS, AdminApi
 from gateway.cli.common import example_text, home_option, json_option
-from gateway.cli.times import MOMENT
+from gateway.cli.times import MOMENT, refuse_empty_span
 
 USAGE_GROUPS = ("project_id", "api_key_id", "model", "batch", "service_tier")
 COST_GROUPS = ("project_id", "api_key_id", "line_item")
@@ -52,8 +52,9 @@ def _span(asked: dict[str, Any]) -> dict[str, Any]:
     start = now - now % 86_400 - (asked["days"] - 1) * 86_400
     start = start if asked["start"] is None else asked["start"]
     end = now + 1 if asked["end"] is None else asked["end"]
-    if start >= end:
-        raise click.UsageError("--from must lie before --to." if asked["end"] else "--from lies in the future.")
+    if asked["end"] is None and start >= end:
+        raise click.UsageError("--from lies in the future.")
+    refuse_empty_span(start, end)
     return {**asked, "start": start, "end": end}
 
 

@@ -23,7 +23,7 @@ from gateway.cli.api import AdminApi, segment
 from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.groups import Commands
 from gateway.cli.money import cost, shown
-from gateway.cli.times import MOMENT
+from gateway.cli.times import MOMENT, refuse_empty_span
 
 PATH = "/admin/v1/requests"
 PAGE = 100
@@ -76,6 +76,7 @@ def requests() -> None:
 @json_option
 def list_requests(tenant: str | None, limit: int, home: Path, as_json: bool, **asked: Any) -> None:
     """List requests, the newest first."""
+    refuse_empty_span(asked["start_time"], asked["end_time"])
     with one_sentence():
         api = AdminApi(home)
         found = _newest(api, _params(api, tenant, asked), limit)

@@ -54,6 +54,12 @@ class Month(click.ParamType):  # type: ignore[type-arg]  # generic in some versi
             self.fail(f"{value!r} is not a month: {error}", param, ctx)
 
 
+def refuse_empty_span(start: int | None, end: int | None) -> None:
+    """Refuses a span of time in which nothing can lie."""
+    if start is not None and end is not None and start >= end:
+        raise click.UsageError("--from must lie before --to.")
+
+
 MOMENT = Moment()
 MONTH = Month()
 

@@ -26,9 +26,14 @@ def _declared(given: Fields) -> Fields:
     """
     given["credential"] = _credential(given, "key")
     given["cost_credential"] = _credential(given, "costs_key")
-    costs = {name: given.pop(f"costs_{name}") for name in ("url", "project")}
-    if given.pop("costs") or given["cost_credential"] or any(costs.values()):
-        given["costs"] = {name: value for name, value in costs.items() if value is not None}
+    costs = {name: value for name in ("url", "project") if (value := given.pop(f"costs_{name}")) is not None}
+    asked = [*(f"--costs-{name}" for name in costs), *(["--costs"] if given.pop("costs") else [])]
+    if given["cost_credential"] is not None:
+        given["costs"] = costs
+    elif asked:
+        raise click.UsageError(
+            f"{asked[0]} needs the credential for the cost API: give --costs-key-variable or --costs-key-file."
+        )
     terms = {
         name: given.pop(name) for name in ("input", "cached", "output", "max_output_tokens", "max_model_len", "task")
     }

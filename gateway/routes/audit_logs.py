@@ -38,15 +38,18 @@ async def list_entries(request: web.Request) -> web.Response:
 
 
 def _bounds(asked: query.Query) -> tuple[tuple[Comparison, int], ...]:
-    found = []
+    found: dict[Comparison, int] = {}
     for comparison, name in zip(COMPARISONS, BOUNDS, strict=True):
         value = query.text(asked, name)
         if value is None:
             continue
         if not _SECONDS.fullmatch(value):
             raise errors.invalid(f"'{name}' must be a time in Unix seconds.", name, "invalid_type")
-        found.append((comparison, int(value)))
-    return tuple(found)
+        found[comparison] = int(value)
+    first = max(found.get("gte", 0), found.get("gt", -1) + 1)
+    if first > min(found.get("lte", first), found.get("lt", first + 1) - 1):
+        raise errors.invalid("No time lies within these bounds of 'effective_at'.", "effective_at")
+    return tuple(found.items())
 
 
 ROUTES = [route("GET", "/v1/organization/audit_logs", list_entries)]

@@ -15,10 +15,9 @@ from typing import Any
 from aiohttp import web
 from sqlalchemy import Row
 
-from accounting.batches import batches, files
+from accounting.batches import batches
 from accounting.batches.batches import BatchInfo
 from accounting.batches.file_store import Reader
-from accounting.batches.files import FileInfo
 from accounting.requests import batch_results
 from accounting.values.types import ENDED_BATCH
 from gateway.base import errors
@@ -132,14 +131,10 @@ class Results:
             if not await batch_results.has_filed_line(conn, batch, self._after_no):
                 return iter(())
             lines = await batch_results.filed_lines(conn, batch, self._after_no)
-            kinds = {line.is_output for line in lines}
-            ids = {True: batch.output_file_id or "", False: batch.error_file_id or ""}
-            now = int(time.time())
-            found = {kind: await files.get(conn, batch.tenant_id, ids[kind], now) for kind in kinds}
-        return filed.parts(lines, {kind: await self._opened(file) for kind, file in found.items()})
+        return filed.parts(lines, {kind: await self._opened(kind) for kind in {line.is_output for line in lines}})
 
-    async def _opened(self, file: FileInfo) -> Filed:
-        reader = await downloads.opened(self._request, file)
+    async def _opened(self, is_output: bool) -> Filed:
+        reader = await downloads.of_batch(self._request, self.batch, "output" if is_output else "error")
         self._open.append(reader)
         found, content = Filed(reader, LineStarts()), reader.parts()
         while await asyncio.to_thread(found.starts.take, content):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from typing import Literal
 
 from aiohttp import web
 
+from accounting.batches import files
+from accounting.batches.batches import BatchInfo
 from accounting.batches.file_store import Reader
 from accounting.batches.files import FileInfo
 from gateway.base import errors
 from gateway.base.app_keys import FILES, SETTINGS
+from gateway.http.sql import reading
 from gateway.idempotency.data_keys import DATA_KEYS
 
 PIECE_BYTES = 64 * 1024
@@ -23,6 +28,23 @@ async def opened(request: web.Request, file: FileInfo) -> Reader:
         return await asyncio.to_thread(request.app[FILES].open, file.storage_key, data_key)
     except FileNotFoundError:
         raise errors.not_found() from None
+
+
+async def of_batch(request: web.Request, batch: BatchInfo, which: Literal["input", "output", "error"]) -> Reader:
+    """Opens a file of the tenant's batch. Raises `ApiError` 404 that names it where it was deleted or has expired."""
+    try:
+        async with reading(request) as conn:
+            file = await files.get(conn, batch.tenant_id, getattr(batch, f"{which}_file_id"), int(time.time()))
+        return await opened(request, file)
+    except errors.ApiError as error:
+        if error.status != 404:
+            raise
+        raise errors.ApiError(
+            404,
+            f"The {which} file of this batch is not there any more: it was deleted, or has expired.",
+            code="file_not_found",
+            param=f"{which}_file_id",
+        ) from None
 
 
 async def send(request: web.Request, response: web.StreamResponse, data: bytes) -> None:

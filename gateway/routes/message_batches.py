@@ -167,10 +167,13 @@ async def results(request: web.Request) -> web.StreamResponse:
     found: list[tuple[Reader, Callable[[bytes], bytes]]]
     if not batch.num_total:
         convert = partial(shapes.unrun_result, state=batch.state, faults=batch.errors)
-        found = [(await _open(request, batch.input_file_id), convert)]
+        found = [(await downloads.of_batch(request, batch, "input"), convert)]
     else:
-        ids = (batch.output_file_id, batch.error_file_id)
-        found = [(await _open(request, file_id), shapes.result) for file_id in ids if file_id is not None]
+        found = []
+        if batch.output_file_id is not None:
+            found.append((await downloads.of_batch(request, batch, "output"), shapes.result))
+        if batch.error_file_id is not None:
+            found.append((await downloads.of_batch(request, batch, "error"), shapes.result))
     response = web.StreamResponse(headers={"content-type": "application/x-jsonl", "x-content-type-options": "nosniff"})
     await response.prepare(request)
     for reader, of_line in found:
@@ -183,13 +186,6 @@ async def results(request: web.Request) -> web.StreamResponse:
 async def _send(request: web.Request, response: web.StreamResponse, chunks: Iterator[bytes]) -> None:
     while chunk := await asyncio.to_thread(next, chunks, b""):
         await downloads.send(request, response, chunk)
-
-
-async def _open(request: web.Request, file_id: str) -> Reader:
-    """Opens a file of the tenant. Raises `ApiError` 404 for one that has expired."""
-    async with reading(request) as conn:
-        file = await files.get(conn, request[PRINCIPAL].tenant_id, file_id, int(time.time()))
-    return await downloads.opened(request, file)
 
 
 async def _get(request: web.Request) -> BatchInfo:
@@ -209,7 +205,7 @@ async def _shown(request: web.Request, batch: BatchInfo) -> dict[str, Any]:
 async def _num_requests(request: web.Request, batch: BatchInfo) -> int:
     """Counts the requests of a batch whose lines nobody has read yet. Where its input has expired nobody ever will: 0."""
     try:
-        reader = await _open(request, batch.input_file_id)
+        reader = await downloads.of_batch(request, batch, "input")
     except errors.ApiError:
         return 0
 

@@ -15,7 +15,7 @@ from gateway.base import errors
 from gateway.base.app_keys import SETTINGS, UPSTREAM_KEY
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
-from gateway.http.sql import reading, writing
+from gateway.http.sql import reading, translated, writing
 from gateway.routes import common
 from gateway.schema import prices as price_shapes
 from gateway.schema import upstream_costs
@@ -40,7 +40,8 @@ async def create(request: web.Request) -> web.Response:
     value = await common.stored_object(request)
     shapes.check_names(value)
     fields = convert(value, shapes.NewUpstream)
-    source = shapes.source_of(fields)
+    with translated():
+        source = shapes.source_of(fields)
     if fields.name in request.app[SETTINGS].upstreams:
         raise errors.conflict("The settings declare an upstream of this name.")
     async with writing(request, changes_identities=False) as conn:

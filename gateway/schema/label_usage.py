@@ -30,6 +30,7 @@ def filter_of(asked: Query, tenant_id: str | None, now_ms: int) -> LabelFilter:
         raise errors.invalid(f"'label' must be '{END_USER}', or '{METADATA}' and the name of a field.", "label")
     until_ms = _milliseconds(asked, "end_time", now_ms + 1)
     since_ms = _milliseconds(asked, "start_time", max(0, until_ms - NUM_DAYS * DAY_MS))
+    query.refuse_empty_span(since_ms, until_ms)
     if -(-until_ms // DAY_MS) - since_ms // DAY_MS > MAX_DAYS:
         raise errors.invalid(f"'start_time' and 'end_time' must be at most {MAX_DAYS} days apart.", "start_time")
     return LabelFilter(

@@ -41,6 +41,12 @@ def integer(query: Query, name: str) -> int | None:
     return int(value)
 
 
+def refuse_empty_span(start: int | None, end: int | None) -> None:
+    """Refuses a span of time in which nothing can lie, because it ends before its start or with it."""
+    if start is not None and end is not None and start >= end:
+        raise errors.invalid("'start_time' must lie before 'end_time'.", "start_time")
+
+
 def boolean(query: Query, name: str) -> bool | None:
     value = text(query, name)
     if value is None:

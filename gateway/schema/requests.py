@@ -69,6 +69,8 @@ def _filter(asked: Query, tenant_id: str | None) -> RequestFilter:
     outcome: Any = query.choice(asked, "outcome", get_args(RequestOutcome))
     status_class = query.choice(asked, "status_class", tuple(_STATUS_CLASSES))
     service_tier = query.choice(asked, "service_tier", tuple(_TIERS_ASKED))
+    since_ms, until_ms = _seconds(asked, "start_time"), _seconds(asked, "end_time")
+    query.refuse_empty_span(since_ms, until_ms)
     return RequestFilter(
         tenant_id=query.text(asked, "project_id") if tenant_id is None else tenant_id,
         key_id=query.text(asked, "api_key_id"),
@@ -82,8 +84,8 @@ def _filter(asked: Query, tenant_id: str | None) -> RequestFilter:
         error_code=query.text(asked, "error_code"),
         status_class=None if status_class is None else _STATUS_CLASSES[status_class],
         outcome=outcome,
-        since_ms=_seconds(asked, "start_time"),
-        until_ms=_seconds(asked, "end_time"),
+        since_ms=since_ms,
+        until_ms=until_ms,
         min_duration_ms=_number(asked, "min_duration_ms", MAX_MS),
     )
 

@@ -11,6 +11,7 @@ import pydantic
 from msgspec import Meta
 
 from accounting.upstreams.calls import CallSums
+from accounting.values import texts
 from gateway.base import errors
 from gateway.base.upstream_source import UpstreamCosts, UpstreamSource
 from gateway.schema import forms
@@ -54,7 +55,9 @@ _SHOWN = 80
 
 
 def source_of(fields: NewUpstream) -> UpstreamSource:
-    """Returns the declaration, checked as a file's. Raises `ApiError` 400."""
+    """Returns the declaration, checked as a file's. Raises `ApiError` 400, and InvalidError for the name of a model."""
+    for served, model in fields.models.items():
+        texts.refuse_hidden(f"{served}{model.get('name', '')}", "models")
     given = {
         name: value
         for name, value in msgspec.structs.asdict(fields).items()
@@ -63,7 +66,7 @@ def source_of(fields: NewUpstream) -> UpstreamSource:
     if fields.cost_credential and fields.costs is None:
         given["costs"] = {}
     try:
-        return UpstreamSource.model_validate(given)
+        source = UpstreamSource.model_validate(given)
     except pydantic.ValidationError as error:
         first = error.errors(include_input=False)[0]
         where, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
@@ -79,6 +82,10 @@ def source_of(fields: NewUpstream) -> UpstreamSource:
             said = f"it {said}"
         shown = f", not {masked.text(fields.url)[:_SHOWN]!r}" if where == "url" else ""
         raise errors.invalid(f"Invalid value for '{where}': {said}{shown}.{hint}", where) from None
+    if source.costs is not None and not fields.cost_credential:
+        sentence = "Costs are read with a credential of their own: give it as 'cost_credential'."
+        raise errors.invalid(sentence, "cost_credential", "missing_required_parameter")
+    return source
 
 
 _PARTS = (UpstreamSource.model_fields["models"].annotation.__args__[1],)  # type: ignore[union-attr]

@@ -63,7 +63,7 @@ class Fleet:
         self.num_lost = 0
         """The number of links that were up and ended."""
         self.num_refused = 0
-        """How often a worker was dialled, and one side did not trust the other."""
+        """How often a worker was dialled, and one side refused the other."""
         self.refusals: dict[str, str] = {}
         """The registered workers for which that was so the last time, or whose link a fault ended, and why."""
 
@@ -81,6 +81,11 @@ class Fleet:
         """The workers that are registered and not linked: they start, they are gone, or the network is cut."""
         linked = {link.registration.worker for link in self.links}
         return [self._known[name] for name in sorted(self._known.keys() - linked)]
+
+    @property
+    def refused(self) -> list[Registration]:
+        """The workers that are registered and not linked because one side refused the other, or a fault ended the link."""
+        return [one for one in self.unreachable if one.worker in self.refusals]
 
     def num_workers(self) -> dict[str, int]:
         return dict(Counter(link.registration.model for link in self.links))

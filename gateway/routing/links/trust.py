@@ -14,7 +14,7 @@ class LinkDown(Exception):
 
 
 class LinkRefused(LinkDown):
-    """The worker is there, and one side does not trust the other. The message says why."""
+    """The worker is there, and one side does not trust the other, or does not speak as it does. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,8 @@ class WorkerLink:
         self._quarantine = quarantine or Quarantine()
         self._trust = trust
         self._was_heard = False
+        self._refused = ""
+        """Why this gateway has refused the worker's hello."""
         self._is_well = False
         """The engine has stepped, or had nothing to do, since the link is up."""
         self._asked_at = 0.0
@@ -314,7 +316,8 @@ class WorkerLink:
     async def run(self) -> None:
         """Dials and serves until the link is lost; every open call then gets `Lost`. Records may still be under way to SQL,
         which may take seconds: `records.until_kept` waits for them. Raises `LinkDown` if the worker could not be reached at
-        all, and `LinkRefused` if one side does not trust the other: the worker then ends the link before it has said anything.
+        all, and `LinkRefused` if it speaks another version of the protocol, or if one side does not trust the other: such a
+        worker ends the link before it has said anything.
         """
         context = self._trust.context(self.registration.address)
         try:
@@ -340,6 +343,8 @@ class WorkerLink:
                 self._connection.abort()
                 self.records.stop()
             beats.cancel()
+        if self._refused:
+            raise LinkRefused(self._refused)
         if not self._was_heard and not is_cut and addresses.host_port(self.registration.address) is not None:
             raise LinkRefused(ENDED_EARLY if context is not None else ENDED_EARLY_IN_PLAIN)
 
@@ -460,7 +465,13 @@ class WorkerLink:
             answer.set_result(message)
 
     def _on_hello(self, hello: Hello) -> None:
-        if hello.version != PROTOCOL_VERSION or hello.model != self.registration.model:
+        if hello.version != PROTOCOL_VERSION:
+            self._refused = (
+                f"it speaks version {hello.version} of the links' protocol, and this gateway {PROTOCOL_VERSION}"
+            )
+            self.abort()
+            return
+        if hello.model != self.registration.model:
             logger.warning("worker_not_usable", extra={"worker": self.registration.worker, "model": hello.model})
             return
         self.hello = hello

@@ -204,7 +204,7 @@ async def change_models(operator: Operator) -> None:
     adapter = {"model": MODEL, "name": "poet", "path": "/models/poet"}
     made = await operator.call("POST /admin/v1/adapters", adapter)
     await operator.call("DELETE /admin/v1/adapters/{adapter_id}", adapter_id=made["id"])
-    upstream = {"name": "spare", "url": "http://127.0.0.1:9/v1", "models": {"spare": {}}, "costs": {}}
+    upstream = {"name": "spare", "url": "http://127.0.0.1:9/v1", "models": {"spare": {}}, "cost_credential": "x"}
     await operator.call("POST /admin/v1/upstreams", upstream)
     one = "/admin/v1/upstreams/{upstream}"
     bill = {"rows": [{"id": "row", "amount_micro_units": 1}]}
@@ -287,7 +287,17 @@ async def test_an_entry_has_the_clients_fields_and_no_secret(gateway, organizati
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
-    "asked", ["effective_at[gt]=x", "after=nothing", "limit=0", "actor_emails[]=a@b.c", "before=key_1"]
+    "asked",
+    [
+        "effective_at[gt]=x",
+        "effective_at[gte]=8&effective_at[lt]=8",
+        "effective_at[gt]=7&effective_at[lte]=7",
+        "effective_at[gt]=7&effective_at[gte]=3&effective_at[lt]=8",
+        "after=nothing",
+        "limit=0",
+        "actor_emails[]=a@b.c",
+        "before=key_1",
+    ],
 )
 async def test_what_cannot_be_asked_of_the_log_is_a_400(shared_gateway, asked):
     async with (
@@ -295,6 +305,16 @@ async def test_what_cannot_be_asked_of_the_log_is_a_400(shared_gateway, asked):
         session.get(f"/v1/organization/audit_logs?{asked}") as answer,
     ):
         assert answer.status == 400
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("bounds", ["[gte]=8&effective_at[lte]=8", "[gt]=7&effective_at[lt]=9", "[lt]=1", "[lte]=0"])
+async def test_one_second_is_enough_of_a_time_to_ask_the_log_for(bounds, shared_gateway):
+    async with (
+        shared_gateway.session(shared_gateway.keys.admin_key) as session,
+        session.get(f"/v1/organization/audit_logs?effective_at{bounds}") as answer,
+    ):
+        assert (answer.status, (await answer.json())["data"]) == (200, [])
 
 
 async def test_a_deleted_tenant_leaves_its_books_and_nothing_to_read(gateway, organization):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from click.testing import CliRunner
 from gateways import MODEL, RunningGateway, until
 from load import stretched
 from sqlalchemy import insert
@@ -29,6 +30,7 @@ from gateway.base.app_keys import DATABASE, FILES, LIFECYCLE
 from gateway.batches import waits
 from gateway.batches.filed import LineStarts
 from gateway.batches.waits import BATCH_WAITS, BatchWaits
+from gateway.cli.main import main
 from gateway.idempotency.data_keys import DATA_KEYS
 from gateway.routes import downloads
 from gateway.routes.batch_results import READ_TURNS
@@ -164,7 +166,13 @@ async def test_files_are_read_in_pages_and_only_where_a_line_is_left(
     [output] = await batch.gateway.sql("SELECT output_file_id AS id FROM batch WHERE id = :id", id=batch.id)
     async with batch.gateway.client(batch.key) as client:
         await client.files.delete(output.id)
-    assert (await batch.results())[0] == 404
+    status, [refused], _ = await batch.results()
+    said = "The output file of this batch is not there any more: it was deleted, or has expired."
+    assert (status, refused["error"]["message"], refused["error"]["param"]) == (404, said, "output_file_id")
+    assert refused["error"]["code"] == "file_not_found"
+    env = {"HEADGATE_URL": batch.gateway.url, "HEADGATE_API_KEY": batch.key}
+    done = await asyncio.to_thread(CliRunner().invoke, main, ["batches", "results", batch.id], env=env)
+    assert (done.exit_code, said in done.stderr) == (1, True), done.output
     assert await batch.numbers(after=batch.line_id(8)) == []
 
 

@@ -54,6 +54,41 @@ async def test_a_projects_life(shared_organization):
         await shared_organization.projects.update(made.id, name="again")
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("character", ["\n", "\x1b", "\0", "\x7f", "\x9b", "\u202e"])
+async def test_no_name_has_a_character_that_nobody_sees(shared_gateway, shared_organization, character):
+    name = f"a{character}b"
+    project, key = await shared_gateway.new_tenant(f"named {ord(character)}", ["chat", "keys"])
+    account = (await shared_organization.projects.service_accounts.create(project, name="robot")).id
+    projects = "/v1/organization/projects"
+    accounts = f"{projects}/{project}/service_accounts"
+    models = {"models": {name: {}}, "url": "http://127.0.0.1:9/v1"}
+    rates = [{"model": name, "cache_read": 0, "cache_write": 0, "uncached": 0, "output": 0}]
+    for path, body, param in (
+        (projects, {"name": name}, "name"),
+        (f"{projects}/{project}", {"name": name}, "name"),
+        (accounts, {"name": name}, "name"),
+        (f"{accounts}/{account}", {"name": name}, "name"),
+        (f"{accounts}/{account}/api_keys", {"name": name}, "name"),
+        ("/v1/organization/admin_api_keys", {"name": name}, "name"),
+        ("/admin/v1/keys", {"name": name, "project_id": project}, "name"),
+        ("/v1/keys", {"name": name}, "name"),
+        ("/admin/v1/prefixes", {"name": name, "model": MODEL, "token_ids": [5] * 32}, "name"),
+        ("/admin/v1/adapters", {"name": name, "model": MODEL, "path": "/adapters/a"}, "name"),
+        ("/admin/v1/upstreams", {"name": name, **models}, "name"),
+        ("/admin/v1/upstreams", {"name": "up", **models}, "models"),
+        ("/admin/v1/upstreams", {"name": "up", **models, "models": {"m": {"name": name}}}, "models"),
+        ("/admin/v1/price-sheets", {"sheet": name, "rates": rates}, "sheet"),
+        ("/admin/v1/price-sheets", {"sheet": "unseen", "rates": rates}, "rates"),
+    ):
+        async with (
+            shared_gateway.session(key if path == "/v1/keys" else shared_gateway.keys.admin_key) as session,
+            session.post(path, json=body) as answer,
+        ):
+            error = (await answer.json()).get("error")
+            assert (answer.status, error and error["param"]) == (400, param), (path, error)
+
+
 async def test_lists_page_through_the_clients_own_iterator(organization):
     made = [(await organization.projects.create(name=f"p{n}")).id for n in range(5)]
     first = await organization.projects.list(limit=2)

@@ -17,15 +17,17 @@ import redis
 from byte_model import tokenizer_spec
 from disks import fill, mounted
 from fakes import ScriptedRunner, ScriptedWorker
-from gateways import MODEL, RunningGateway, running_gateway
+from gateways import MODEL, RunningGateway, running_gateway, until
 from own_redis import OwnRedis
 
 from gateway import changes, readiness
 from gateway.base.app_keys import DATABASE, LIFECYCLE, REDIS
 from gateway.base.settings import GatewaySettings
+from gateway.generation.stream import GENERATION
 from gateway.limiter.limits import limiter_link
 from gateway.metering.metering import METERING
 from gateway.metering.slot_owner import SlotOwner
+from gateway.routing.links import fleet, worker_link
 from workers.process.vocabulary_digest import vocabulary_digest
 
 
@@ -319,6 +321,28 @@ async def test_o2_a_clock_far_off_is_named_and_requests_are_served(
     assert missing["clock"].startswith("Redis' clock is 0 s")
     async with gateway.session() as session:
         assert await ask(session) == (200, None)
+
+
+@pytest.mark.parametrize("models", [{}, None])
+async def test_o2_a_worker_that_is_refused_is_named_whether_its_model_is_served_or_not(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, models: dict[str, Any] | None
+) -> None:
+    monkeypatch.setattr(fleet, "REFUSED_S", 0.1)
+    monkeypatch.setattr(worker_link, "PROTOCOL_VERSION", 99)
+    served = {} if models is None else {"models": models}
+    async with (
+        ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url),
+        running_gateway(tmp_path / "home", redis_url, **served) as gateway,
+    ):
+        await until(lambda: gateway.app[GENERATION].fleet.refused)
+        status, word, missing = await probe(gateway)
+        assert (status, word) == ((200, "degraded") if models == {} else (503, "unready"))
+        assert missing["workers"] == "A registered worker is refused: `headgate workers list` says why."
+        async with gateway.session(gateway.keys.admin_key) as session, session.get("/admin/v1/workers") as answer:
+            [one] = (await answer.json())["unreachable"]
+        assert "speaks version 1 of the links' protocol, and this gateway 99" in one["refused"]
+        monkeypatch.setattr(worker_link, "PROTOCOL_VERSION", 1)
+        assert await until_probe(gateway, 200, "ok") == {}
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])

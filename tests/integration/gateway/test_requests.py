@@ -234,6 +234,18 @@ async def test_pages_and_filters_over_http(gateway: RunningGateway) -> None:
         assert (status, answer["error"]["param"]) == (400, None if name == "nothing" else name), (name, answer)
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("path", [ADMIN, OWN, "/admin/v1/sessions", "/admin/v1/usage/labels", f"{ADMIN}/volume"])
+async def test_a_span_that_ends_before_it_begins_is_refused(path: str, shared_gateway: RunningGateway) -> None:
+    key = {"key": shared_gateway.keys.api_key} if path == OWN else {}
+    for end in (1_790_000_000, 1_790_000_100):
+        status, answer = await read(shared_gateway, path, **key, start_time=1_790_000_100, end_time=end)
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_value", "start_time")
+        assert answer["error"]["message"] == "'start_time' must lie before 'end_time'."
+    status, _ = await read(shared_gateway, path, **key, start_time=1_790_000_099, end_time=1_790_000_100)
+    assert status == 200
+
+
 async def test_sql_away_costs_rows_their_time_and_requests_nothing(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from load import stretched
 from redis_db import emptied_broker
 
 from accounting.batches import batches
+from gateway.cli.api import ApiFailed, TenantApi
+from gateway.cli.batch_commands import retried
 from gateway.cli.main import main
 from workers.engine.values.abilities import Abilities
 
@@ -208,6 +210,46 @@ async def test_a_batch_is_watched_read_and_retried_in_the_terminal(gateway, clie
     assert (status, "19 lines are run again" in said, "1 line is not retried" in said) == (0, True, True), said
     again = await client.batches.retrieve(shown.split("id", 1)[1].split()[0])
     assert (again.request_counts.completed, again.metadata) == (19, {"retry_of": second.strip()})
+    status, shown, said = await headgate(gateway, "retry", second.strip())
+    assert (status, shown.strip()) == (0, again.id)
+    assert f"19 lines are run again by {again.id} already: no batch was made. --again makes another one." in said
+    status, shown, _ = await headgate(gateway, "retry", second.strip(), "--again", "--json")
+    third = json.loads(shown)
+    assert (status, third["is_new"], third["num_retried"]) == (0, True, 19)
+    assert third["batch"]["id"] not in (again.id, second.strip())
+    status, shown, _ = await headgate(gateway, "retry", second.strip(), "--json")
+    assert json.loads(shown)["batch"]["id"] == third["batch"]["id"]
+    assert not json.loads(shown)["is_new"]
+
+
+async def test_commands_that_retry_a_batch_at_the_same_time_make_one(
+    gateway, client, jobs_process, worker, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HEADGATE_URL", gateway.url)
+    monkeypatch.setenv("HEADGATE_API_KEY", gateway.keys.api_key)
+    worker.runner.hang()
+    full = {f"entry {n}": "x" for n in range(16)}
+    few, many = [(await create(client, [line(0)], metadata=metadata)).id for metadata in ({}, full)]
+    deadline = time.monotonic() + 60
+    for batch_id in (few, many):
+        while (await client.batches.retrieve(batch_id)).status == "validating":
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+        await client.batches.cancel(batch_id)
+    worker.runner.release()
+    for batch_id in (few, many):
+        assert (await ended(client, batch_id)).error_file_id is not None
+    api = TenantApi(tmp_path)
+    found = await asyncio.gather(*(retried(api, few, again=False) for _ in range(3)))
+    assert sorted(is_new for _, _, is_new in found) == [False, False, True]
+    assert len({batch["id"] for _, batch, _ in found}) == 1
+    _, first, is_new = await retried(api, many, again=False)
+    assert (is_new, first["metadata"]) == (True, full)  # which has no place for the name of the other batch
+    with pytest.raises(ApiFailed, match="A batch was made of these lines within the last day"):
+        await retried(api, many, again=False)
+    _, second, is_new = await retried(api, many, again=True)
+    assert is_new
+    assert second["id"] != first["id"]
 
 
 def completion_line(number: int, prompt, **body) -> dict:

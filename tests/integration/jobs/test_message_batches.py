@@ -89,6 +89,10 @@ async def test_a_batch_from_its_creation_to_its_deletion(
     assert row.prompt == sum(
         usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens for usage in usages
     )
+    async with gateway.app[DATABASE].write() as conn:
+        await conn.execute(text("UPDATE file SET expires_at = 1 WHERE purpose = 'batch_output'"))
+    with pytest.raises(anthropic.NotFoundError, match="The output file of this batch is not there any more"):
+        await client.messages.batches.results(made.id)
     deleted = await client.messages.batches.delete(made.id)
     assert deleted.type == "message_batch_deleted"
     with pytest.raises(anthropic.NotFoundError):

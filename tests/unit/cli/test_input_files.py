@@ -64,6 +64,14 @@ def test_a_model_is_named_once(tmp_path: Path) -> None:
     assert (result.exit_code, "--model names m twice" in result.output) == (2, True), result.output
 
 
+@pytest.mark.parametrize("switch", [("--costs-project", "p"), ("--costs-url", "http://127.0.0.1:9"), ("--costs",)])
+def test_costs_are_not_read_without_the_credential_for_them(switch: tuple[str, ...], tmp_path: Path) -> None:
+    add = ["upstreams", "add", "u", "http://127.0.0.1:9/v1", "--model", "m", *switch, "--home", str(tmp_path)]
+    result = CliRunner().invoke(main, add, terminal_width=200)
+    said = f"{switch[0]} needs the credential for the cost API: give --costs-key-variable or --costs-key-file."
+    assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
 def test_bytes_that_standard_input_lets_through_are_no_text() -> None:
     with pytest.raises(click.UsageError, match="Standard input is not UTF-8 text"):
         input_files.text_of(io.StringIO("\udcff\udcfe"), "Standard input")

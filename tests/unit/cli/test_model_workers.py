@@ -182,10 +182,13 @@ def test_what_a_start_waits_for_names_the_models():
     wanted = {"a": 1, "b": 2}
     assert missing(wanted, {"a": 1, "b": 1}) == ["1 of 2 workers of b"]
     checks = [
-        {"name": "model:b", "message": "No worker of this model is linked."},
-        {"name": "limiter", "message": "Off."},
+        {"name": "database"},
+        {"name": "model:b", "state": "failing", "message": "No worker of this model is linked."},
+        {"name": "limiter", "state": "failing", "message": "Off."},
+        {"name": "certificate:https", "state": "degraded", "message": "The certificate ends within a week."},
     ]
     assert awaited(0, wanted, {"b": 2}, checks) == "gateway 0, which has 0 of 1 workers of a: Off"
+    assert awaited(0, wanted, {"b": 2}, checks[3:]) == "gateway 0, which has 0 of 1 workers of a"
     assert awaited(1, wanted, wanted, []) == "gateway 1"
 
 

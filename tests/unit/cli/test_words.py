@@ -99,13 +99,13 @@ def test_a_worker_is_started_and_workers_are_listed():
     assert "Usage: main workers [OPTIONS] COMMAND" in said("workers", "--help")[1]
 
 
-@pytest.mark.parametrize("command", ["usage", "costs"])
+@pytest.mark.parametrize("command", ["usage", "costs", "requests list"])
 def test_o9_a_range_that_ends_before_it_begins_is_told_by_its_options(command, tmp_path):
     days = ("--from", "2026-11-02", "--to", "2026-11-01")
-    status, output = said(command, *days, "--home", str(tmp_path))
+    status, output = said(*command.split(), *days, "--home", str(tmp_path))
     assert (status, "--from must lie before --to." in output) == (2, True)
     for same in ("2026-11-02", "2026-11-02T00:00Z"):
-        status, output = said(command, "--from", "2026-11-02", "--to", same, "--home", str(tmp_path))
+        status, output = said(*command.split(), "--from", "2026-11-02", "--to", same, "--home", str(tmp_path))
         assert "--from must lie before --to." in output
 
 

@@ -61,6 +61,10 @@ def test_o9_a_wrong_period_is_told_how_one_is_written(period):
             {"kind": "azure", "costs": {}},
             "The upstream cannot be used: no costs can be read of the kind azure: only of openai and anthropic.",
         ),
+        (
+            {"costs": {"project": "proj_1"}},
+            "Costs are read with a credential of their own: give it as 'cost_credential'.",
+        ),
         ({"rank": 7000}, "Invalid value for 'rank': it should be less than or equal to 1000."),
     ],
 )
