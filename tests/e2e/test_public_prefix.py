@@ -22,7 +22,7 @@ def headgate(server, *arguments: str) -> str:
         [Path(sys.executable).parent / "headgate", *arguments, "--home", server.home],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=stretched(30),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()

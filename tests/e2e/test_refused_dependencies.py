@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 from disks import fill, mounted
+from load import stretched
 from own_redis import OwnRedis
 from running import HEADGATE
 
@@ -24,7 +25,7 @@ def run(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[
         [HEADGATE, *arguments, "--home", str(home)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=stretched(100),
         check=False,
         env={**os.environ, **env},
     )

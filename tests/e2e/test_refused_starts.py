@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from load import stretched
 from running import HEADGATE
 
 DEMO = Path(__file__).resolve().parents[2] / "ops/demo_model/model"
@@ -20,7 +21,7 @@ def refused(home: Path, *arguments: str, env: dict[str, str] | None = None, stat
         [HEADGATE, "up", "--home", str(home), *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=stretched(100),
         env={**os.environ, **(env or {})},
     )
     assert done.returncode != 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from load import stretched
 from running import Server, Starter
 
 FORMAT = {"type": "json_schema", "json_schema": {"name": "one", "schema": {"type": "object"}, "strict": False}}
@@ -76,7 +77,7 @@ def all_kinds(server: Server) -> dict[int, str]:
             server.ready["base_url"] + "/tokenize",
             json={"model": server.model, "prompt": "a " * LARGE},
             headers={"Authorization": f"Bearer {server.ready['api_key']}"},
-            timeout=60,
+            timeout=stretched(60),
         )
         found = tree(server.process.pid)
         if kinds_of(found) == set(KINDS) and all(listens(pid) for pid in stoppable(found)):

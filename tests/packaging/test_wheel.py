@@ -116,7 +116,9 @@ def test_the_base_install_has_no_torch_and_runs_gateway_and_jobs(wheel, tmp_path
     ran(programs / "headgate", "migrate", **here)
     with (
         process(
-            [find_server(), "--port", "0", "--unixsocket", str(redis), "--save", ""], **here, log=tmp_path / "redis.log"
+            [find_server().path, "--port", "0", "--unixsocket", str(redis), "--save", ""],
+            **here,
+            log=tmp_path / "redis.log",
         ),
         process([str(programs / "headgate"), "gateway"], **here, log=tmp_path / "gateway.log") as gateway,
     ):

@@ -10,6 +10,7 @@ from importlib.resources import files
 
 import pytest
 from alembic.script import ScriptDirectory
+from load import stretched
 from migrated import migrated
 from sqlalchemy import create_engine, inspect, text
 
@@ -129,7 +130,7 @@ def test_a_migration_that_waits_for_a_lock_lets_others_pass(database_url, monkey
                 time.sleep(0.01)
         finally:
             holder.rollback()
-        migration.result(timeout=30)
+        migration.result(timeout=stretched(30))
     engine.dispose()
     migrate.check(database_url)
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from gateways import MODEL, RunningGateway
+from load import stretched
 
 from accounting.values import clock
 from gateway.books.bookkeeping import BOOKKEEPING
@@ -258,5 +259,7 @@ def test_a_real_shell_completes_a_command(shell: str, tmp_path: Path) -> None:
     if path is None:
         pytest.skip(f"{shell} is not installed")
     env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    done = subprocess.run([path, "-c", SHELLS[shell]], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [path, "-c", SHELLS[shell]], env=env, capture_output=True, text=True, timeout=stretched(60), check=False
+    )
     assert "tenants" in done.stdout, (done.stdout, done.stderr)

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from fakes import BOS, VECTOR_SIZE, ScriptedRunner, ScriptedWorker, scripted_vector
 from gateways import MODEL, PEPPER, RunningGateway, running_gateway
+from load import stretched
 from redis_db import emptied
 
 from accounting.access import api_keys
@@ -41,7 +42,7 @@ async def gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def client(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with gateway.client(timeout=90) as client:
+    async with gateway.client(timeout=stretched(90)) as client:
         yield client
 
 

@@ -22,6 +22,7 @@ import schemathesis
 from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 from hypothesis import strategies as st
+from load import stretched
 from redis_db import emptied
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -182,7 +183,7 @@ class Client:
         case.validate_response(response, checks=CHECKS)
 
     def _answer(self, case: Any) -> Any:
-        return case.call(base_url=self._url, session=self._session, timeout=30)
+        return case.call(base_url=self._url, session=self._session, timeout=stretched(30))
 
 
 def _try_drawn(cases: Any, client: Client, until: int, seed: int | None) -> None:

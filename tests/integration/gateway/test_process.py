@@ -185,7 +185,7 @@ async def test_two_processes_share_a_listener_report_workers_and_drain_on_sigter
                 await asyncio.gather(*(drains(tmp_path, slot) for slot in (0, 1)))
                 assert await running == 200  # accepted before the drain, ended within it
             for process in processes:
-                assert await asyncio.to_thread(process.wait, 15) == 0
+                assert await asyncio.to_thread(process.wait, stretched(15)) == 0
     finally:
         for process in processes:
             process.kill()
@@ -204,7 +204,7 @@ async def test_post_drain_on_the_ops_socket_makes_it_unready(tmp_path: Path, red
         assert (await ops(tmp_path, "/readyz"))[0] == 503
         assert (await ops(tmp_path, "/livez"))[0] == 200
         process.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(process.wait, 15) == 0
+        assert await asyncio.to_thread(process.wait, stretched(15)) == 0
 
 
 async def test_s6_the_operators_listener_shows_and_takes_no_orders(
@@ -382,7 +382,7 @@ async def test_a_slot_that_runs_on_another_host_stays_with_it(tmp_path: Path, re
         first = start(of_here)
         await ready(here)  # its own home goes on at once after a kill
         first.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(first.wait, 15) == 0
+        assert await asyncio.to_thread(first.wait, stretched(15)) == 0
         second = start(of_there)
         try:
             await ready(there)  # the slot was given up

@@ -330,7 +330,7 @@ class Jobs:
         started = time.monotonic()
         if self.process.poll() is None:
             self.process.send_signal(number)
-            self.process.wait(30)
+            self.process.wait(stretched(30))
         return time.monotonic() - started
 
     def log(self) -> str:
@@ -417,4 +417,4 @@ def jobs_process(gateway: RunningGateway, broker_url: str) -> Iterator[subproces
         process = subprocess.Popen([sys.executable, "-m", "workers.jobs"], env=env, stdout=log, stderr=log)
     yield process
     process.send_signal(signal.SIGTERM)
-    process.wait(40)
+    process.wait(stretched(40))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from load import stretched
 from tiny_models import CONFIGS, TinyModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -69,7 +70,7 @@ def test_a_process_of_its_own_prints_json_and_nothing_else():
         [sys.executable, *command, "--gpu", "h200", "--json", "--context", "500"],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=stretched(55),
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

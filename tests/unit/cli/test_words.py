@@ -9,6 +9,7 @@ import sys
 import click
 import pytest
 from click.testing import CliRunner
+from load import stretched
 
 from accounting.terms.parties import MAX_LOGO_BYTES
 from accounting.values import time_zones
@@ -204,7 +205,7 @@ def test_help_loads_no_client_and_a_command_over_http_no_sql():
         [sys.executable, "-c", asked],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=stretched(60),
         env={**os.environ, "HEADGATE_URL": "http://127.0.0.1:1", "HEADGATE_API_KEY": "hg_admin_none"},
         check=False,
     )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from load import stretched
 
 RANK_0 = """
 import logging, sys, time
@@ -32,7 +33,7 @@ def run(tmp_path, rank_0, *others):
         [sys.executable, "-c", f"{RANK_0}    {rank_0}", str(tmp_path), program],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=stretched(30),
     )
     return done.returncode, done.stdout.splitlines(), done.stderr
 

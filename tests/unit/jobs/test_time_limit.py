@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from load import stretched
+
 from workers.jobs.base.time_limit import excused_until
 
 CHILD = """
@@ -44,7 +46,7 @@ def test_a_child_may_take_long_while_it_gets_on_and_is_killed_when_it_does_not(t
         (tmp_path / how).mkdir()
         command = [sys.executable, "-c", CHILD, str(tmp_path / how / "pulse"), how]
         children.append(subprocess.Popen(command, stdout=subprocess.PIPE))
-    (ended, _), (hung, _) = [child.communicate(timeout=60) for child in children]
+    (ended, _), (hung, _) = [child.communicate(timeout=stretched(60)) for child in children]
     assert ended.splitlines() == [b"True", b"written", b"0.0"]
     assert hung.splitlines() == [b"True", b"written"]
     assert [child.returncode for child in children] == [0, -signal.SIGALRM]

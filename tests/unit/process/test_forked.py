@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+from load import stretched
+
 SCRIPT = """
 import asyncio, os, signal, sys, threading
 from workers.process.children.forked import Forked, fork, load, may_fork, watch_without_threads
@@ -68,7 +70,7 @@ asyncio.run(main())
 def _run(script: str) -> list[str]:
     env = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=stretched(60), check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -68,5 +68,5 @@ def test_a_stopped_process_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_a_process_whose_parent_has_ended_already_ends() -> None:
-    done = subprocess.run([sys.executable, "-c", SLEEPER, "1"], check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SLEEPER, "1"], check=False, timeout=stretched(60))
     assert done.returncode == 1

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from load import stretched
 
 from workers.process import turns
 
@@ -16,7 +17,9 @@ needs_linux_6_12 = pytest.mark.skipif(turns.turn_ns() is None, reason="this syst
 
 def told(script: str) -> list[str]:
     """What a process of its own prints: a test must not change the turns of the others."""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=stretched(30)
+    )
     return done.stdout.split()
 
 
