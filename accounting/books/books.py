@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Select, and_, bindparam, case, func, literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.books import books_billing, books_documents, books_upstreams, equations
+from accounting.books import books_billing, books_documents, books_prices, books_upstreams, equations
 from accounting.books.equations import BooksReport, Equation, EquationResult
 from accounting.ledger.legs import CHARGES, COUNTED, TOKENS
 from accounting.ledger.rollups import SPANS, Span, all_differing, table_of
@@ -49,6 +49,7 @@ async def verify(conn: AsyncConnection, *, running: Collection[str] = (), told: 
         lambda: books_upstreams.bought_tokens(conn, skip),
         lambda: books_upstreams.bought_money(conn),
         lambda: books_upstreams.bought_days(conn),
+        lambda: _check(conn, equations.PRICE_IN_FORCE, _price_in_force()),
     )
     results = []
     for check in checks:
@@ -69,6 +70,7 @@ async def verify_ended(
             await _check(conn, equations.BALANCE, _balance(ENDED), span=span),
             await _check(conn, equations.ONE_ENDING, _one_ending(ENDED), span=span),
             await _check(conn, equations.WITHIN_RESERVATION, _within_reservation(ENDED), span=span),
+            await _check(conn, equations.PRICE_IN_FORCE, _price_in_force(ENDED), span=span),
         )
     )
 
@@ -207,6 +209,13 @@ def _within_reservation(among: Ids | None = None) -> Statements:
         and_(LedgerEntry.kind.not_in((*BILLED, *CORRECTIONS)), LedgerEntry.charge != 0),
     )
     return _statements(_entries(among), _entries(among).where(too_much))
+
+
+@cache
+def _price_in_force(among: Ids | None = None) -> Statements:
+    """Each settle is priced by a version that was in force for its tenant."""
+    settles = _entries(among).where(LedgerEntry.kind == "settle")
+    return _statements(settles, books_prices.not_in_force(settles))
 
 
 async def _rollup_truth(conn: AsyncConnection) -> EquationResult:

@@ -129,3 +129,9 @@ BOUGHT_DAYS = Equation(
     "Every micro-unit that a provider bills for a day is matched with the calls of that day, or stands in a named"
     " account, and no statement of the provider about it is missing.",
 )
+PRICE_IN_FORCE = Equation(
+    "I23",
+    "price in force",
+    "Each settle is priced by a version of the sheet that its tenant paid by, and both were in force when the request"
+    " opened, or at most 15 minutes before.",
+)

@@ -87,8 +87,9 @@ class SqliteConnection(sqlite3.Connection):
     statement that runs, and nothing after it.
 
     A write that is cancelled in a statement has its connection closed. SQLite keeps a closed connection, with its lock,
-    until its last statement is freed, and the cancelled task's traceback may hold one until the garbage collector runs.
-    Without the rollback every other writer would get "database is locked" until then.
+    until its last statement is freed. One whose rows are streamed is half-read, and the cancelled task's traceback may
+    hold it until the garbage collector runs. Without the rollback every other writer would get "database is locked"
+    until then.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -48,6 +48,9 @@ DEFAULT_CURRENCY = "USD"
 UNPOSTED_S = 900
 """Seconds within which a request of a new tenant may still run, or wait to be posted, at the price of its beginning."""
 
+ASSIGNED = "headgate.price_sheet.assigned"
+"""The event of the audit log under which an assignment is recorded. Its detail has the first second as `from`."""
+
 FOR_EVER = 2**62
 """A time later than any other."""
 
@@ -297,7 +300,7 @@ async def rates_of(conn: AsyncConnection, price_version: str, model: str, tier: 
 async def version_rates(conn: AsyncConnection, price_version: str) -> RateTable:
     """Returns all rates of a version; they are empty if there is no such version."""
     sheet_id, _, number = price_version.rpartition("@")
-    return await _rates_of_version(conn, sheet_id, int(number))
+    return await _rates_of_version(conn, sheet_id, int(number)) if number.isdecimal() else {}
 
 
 def rates_in(rates: RateTable, model: str, tier: Tier) -> Rates | None:

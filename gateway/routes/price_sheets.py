@@ -102,7 +102,7 @@ async def assign(request: web.Request) -> web.Response:
         if await prices.assign(conn, tenant_id, wanted.sheet, start * 1000, until_ms):
             await auth_epoch.record(
                 conn,
-                "headgate.price_sheet.assigned",
+                prices.ASSIGNED,
                 actor=request[PRINCIPAL].key_id,
                 now=now,
                 tenant_id=tenant_id,

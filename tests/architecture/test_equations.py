@@ -16,7 +16,7 @@ from accounting.books.equations import PAGE, SECTION, Equation
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / PAGE).read_text(encoding="utf-8")
 QUOTED = re.compile(r"`([^`]+)`")
-ALL = {f"I{number}" for number in range(1, 23)}
+ALL = {f"I{number}" for number in range(1, 24)}
 
 
 class Row(NamedTuple):

@@ -30,10 +30,10 @@ ACCESS = "gateway.access"
 PLACES = "at"
 """The name of a list of places in the code, of an error or given as `extra`."""
 FORM = "HEADGATE_LOG_FORM"
-QUIET = ("aiohttp", "celery", "kombu")
-"""Libraries of which only warnings are logged."""
+QUIET = ("aiohttp", "aiosqlite", "celery", "kombu")
+"""Libraries of which only warnings are logged. aiosqlite would tell the parameters of statements."""
 
-_KEY = re.compile(r"hg_(?:live|test|admin|batch)_[A-Za-z0-9_]+|(?i:bearer) +[!-~]+|(?i:cookie): *[!-~ ]+")
+_KEY = re.compile(r"hg_(?:live|test|admin|batch|run)_[A-Za-z0-9_]+|(?i:bearer) +[!-~]+|(?i:cookie): *[!-~ ]+")
 _PLAIN = re.compile(rf"[!-9;-~]{{0,{MAX_VALUE_CHARS}}}")
 """A text without blanks and colons. Such a text holds nothing that `_KEY` looks for, unless it holds `hg_`."""
 _encode_ascii = json.JSONEncoder(ensure_ascii=True, default=str).encode

@@ -69,6 +69,7 @@ async def test_honest_books_verify_and_say_how_much_they_checked(conn):
         "I20": 0,
         "I21": 0,
         "I22": 0,
+        "I23": 3,
     }
 
 

@@ -340,8 +340,8 @@ async def test_late_usage_waits_for_no_month_of_its_own_while_another_one_is_ope
     (owner,) = await tenants_with_keys(db, 1)
     charges = [await settled(db, "req_1", owner, "standard@1", START, CLOSED_MS - 1)]
     closed = [await close(db, owner[0])]
-    charges.append(await settled(db, "req_late", owner, "standard@1", END - 1))
-    charges.append(await settled(db, "req_2", owner, "standard@1", END))
+    charges.append(await settled(db, "req_late", owner, "own@1", END - 1))
+    charges.append(await settled(db, "req_2", owner, "own@1", END))
     async with db.read() as conn:
         open_months = await invoices.due(conn, bounds("2025-11")[1])
     assert open_months == [("2025-10", owner[0])]

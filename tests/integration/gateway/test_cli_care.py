@@ -261,6 +261,7 @@ async def die_as_gateway_7(gateway) -> None:
     """With one request ended and not shipped, and one that runs."""
     tenant = gateway.keys.tenant_id
     [key] = await gateway.sql(f"SELECT id FROM api_key WHERE tenant_id = '{tenant}' LIMIT 1")
+    opened_ms = clock.now_ms()
     dead = await open_journal(gateway.settings.journals_dir / "gateway-7" / "journal", 7)
     for name in ("req_ended", "req_running"):
         await dead.open(
@@ -273,7 +274,7 @@ async def die_as_gateway_7(gateway) -> None:
                 tier="interactive",
                 price_version="standard@1",
                 currency="USD",
-                opened_at_ms=1,
+                opened_at_ms=opened_ms,
                 prompt_tokens=5,
                 reserved=10,
             )
@@ -287,7 +288,7 @@ async def die_as_gateway_7(gateway) -> None:
             model=MODEL,
             price_version="standard@1",
             charge=Charge(7, 0, 0, 0, 7),
-            opened_at_ms=1,
+            opened_at_ms=opened_ms,
             reserved=10,
         )
     )

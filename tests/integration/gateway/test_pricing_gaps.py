@@ -107,6 +107,31 @@ async def test_o5_a_request_without_a_price_is_a_403_that_says_whom_to_ask(gatew
     assert "retry-after" not in {name.lower() for name in headers}
 
 
+async def test_what_is_given_back_dated_makes_no_charge_before_it_wrong(gateway):
+    """A sheet and its next version are given an hour back-dated. What was charged within that hour had another price, and
+    the books know why.
+    """
+    began = int(time.time()) - 7_200
+    sheet = {"sheet": "gold", "rates": [{"model": MODEL, "tier": tier, **RATES} for tier in ("batch", "interactive")]}
+
+    async def charged_by(version: str) -> None:
+        while True:
+            status, body, _ = await chat(gateway, gateway.keys.api_key)
+            assert status == 200
+            if body["headgate"]["price_version"] == version:
+                return
+
+    async with gateway.session(gateway.keys.admin_key) as session:
+        await charged_by("standard@1")
+        assert (await session.post("/admin/v1/price-sheets", json=sheet | {"from": began})).status == 200
+        path = f"/admin/v1/tenants/{gateway.keys.tenant_id}/price-sheet"
+        assert (await session.put(path, json={"sheet": "gold", "from": began})).status == 200
+        await charged_by("gold@1")
+        assert (await session.post("/admin/v1/price-sheets", json=sheet | {"from": began + 3_600})).status == 200
+        await charged_by("gold@2")
+    await gateway.balanced()
+
+
 async def test_o9_assigning_a_sheet_twice_changes_nothing(gateway):
     await headgate(gateway, "prices", "add", "gold", "--rate", f"{MODEL}=1,2,3,4")
     once = await headgate(gateway, "prices", "assign", "default", "gold")

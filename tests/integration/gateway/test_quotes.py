@@ -103,6 +103,7 @@ async def test_a_quote_binds_the_price_of_its_moment(gateway: RunningGateway, mo
     ((charge, used),) = await charged(gateway)
     assert used == made["price_version"]
     assert charge <= made["max_charge_micro_units"]
+    await gateway.balanced()
 
 
 async def until_taken(gateway: RunningGateway, quote_id: str) -> None:

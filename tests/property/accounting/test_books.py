@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from money import NOON_MS, posting, record
+from money import NOON_MS, RATES, posting, record
 
 from accounting.billing import reports
 from accounting.billing.reports import ReportQuery
 from accounting.books import books
 from accounting.database import migrate
 from accounting.database.db import Database
+from accounting.prices import prices
 from accounting.requests import request_postings
 from accounting.values.types import TOKEN_CLASSES, Usage
 
@@ -81,6 +82,8 @@ def test_the_books_verify_and_reports_equal_what_was_posted(template, history):
 async def _check(url, made, portions):
     database = Database(url)
     try:
+        async with database.write() as conn:
+            await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 0)
         for number, portion in enumerate(portions):
             async with database.write() as conn:
                 await request_postings.post_engine_records(conn, [i for i in portion if hasattr(i, "attempt")])
@@ -96,7 +99,7 @@ async def _check(url, made, portions):
 async def _assert_books(conn):
     report = await books.verify(conn)
     assert {e.id: e.failures for e in report.equations if e.id != "I15"} == dict.fromkeys(
-        ("I1", "I2", "I4", "I5", "I8", "I9", "I17", "I18", "I19", "I20", "I21", "I22"), ()
+        ("I1", "I2", "I4", "I5", "I8", "I9", "I17", "I18", "I19", "I20", "I21", "I22", "I23"), ()
     )
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from workers.process import logs
 
-KEY = "hg_live_0123456789_" + "a" * 43 + "_000000"
+SECRET = "a" * 43
+KEY = f"hg_live_0123456789_{SECRET}_000000"
 
 
 def line(**extra: Any) -> dict[str, Any]:
@@ -54,10 +55,12 @@ def test_the_values_of_a_row_that_postgresql_refused_are_in_no_line(text: str) -
     assert ("[SQL" in text) == ("[SQL" in written)
 
 
-@pytest.mark.parametrize("text", [KEY, f"Bearer {KEY}", "Cookie: session=abc", f"x{KEY}y"])
+@pytest.mark.parametrize(
+    "text", [KEY, f"Bearer {KEY}", "Cookie: session=abc", f"x{KEY}y", f"hg_batch_1_{SECRET}", f"hg_run_1_{SECRET}"]
+)
 def test_attack_F06_keys_are_redacted_wherever_they_stand(text: str) -> None:
     written = json.dumps(line(client=text, msg=f"saw {text}"))
-    assert KEY not in written
+    assert SECRET not in written
     assert "session=abc" not in written
     assert "[redacted]" in written
 
