@@ -31,7 +31,7 @@ ISSUER = "/admin/v1/issuer"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(tmp_path_factory, redis_socket):
-    async with running_gateway(tmp_path_factory.mktemp("home"), emptied(redis_socket, 4)) as running:
+    async with running_gateway(tmp_path_factory.mktemp("home"), emptied(redis_socket, 3)) as running:
         yield running
 
 
