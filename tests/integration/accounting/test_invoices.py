@@ -183,6 +183,26 @@ async def test_months_are_closed_in_their_order_and_an_empty_one_not_at_all(db, 
         await close(db, tenant, "2025-10", now_ms=late)
 
 
+async def test_a_preview_names_the_open_month_before_it_and_a_month_to_come_has_none(db):
+    """October's draft would have September's lines, and take its prepaid credit, once more."""
+    (owner,) = await tenants_with_keys(db, 1)
+    charges = [
+        await settled(db, f"req_{n}", owner, "standard@1", at, CLOSED_MS - 1) for n, at in enumerate((START, END))
+    ]
+    await grant(db, owner[0], charges[0] + 1, "k1")
+    october_ms = END * 1000 + 5
+    async with db.read() as conn:
+        with pytest.raises(ConflictError, match="2025-09 is still open.*preview 2025-09, or close it"):
+            await invoices.preview(conn, owner[0], "2025-10", now_ms=october_ms)
+        with pytest.raises(ConflictError, match="2025-11 has not begun"):
+            await invoices.preview(conn, owner[0], "2025-11", now_ms=october_ms)
+        first = await invoices.preview(conn, owner[0], PERIOD, now_ms=october_ms)
+    await close(db, owner[0])
+    async with db.read() as conn:
+        second = await invoices.preview(conn, owner[0], "2025-10", now_ms=CLOSED_MS)
+    assert [first.subtotal, second.subtotal, first.prepaid, second.prepaid] == [*charges, charges[0], 1]
+
+
 @pytest.mark.parametrize(
     ("statement", "refusal"),
     [
