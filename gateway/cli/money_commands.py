@@ -15,11 +15,10 @@ from gateway.cli.admin_commands import ONE_TENANT, argument, group, idempotency_
 from gateway.cli.answers import FIELDS, Grid, one_sentence, show
 from gateway.cli.api import AdminApi, ApiFailed, segment
 from gateway.cli.common import example_text, home_option, json_option
-from gateway.cli.money import Amount, bill, cost, shown
+from gateway.cli.money import Amount, bill, cost, rule_of_tax, shown
 from gateway.cli.price_sheets import EXAMPLE, RateParam
 from gateway.cli.times import MOMENT
 from gateway.cli.whole_file import whole_file
-from gateway.schema.money import percentage
 
 INVOICES_PATH = "/admin/v1/invoices"
 DOCUMENTS = {
@@ -143,11 +142,9 @@ def _invoice(found: dict[str, Any]) -> tuple[Grid, Grid]:
     lines = [
         (*(line[name] for name in columns[:-1]), cost(line["amount_micro_units"], currency)) for line in found["lines"]
     ]
-    rule = found["tax_rule"]
     sums = [(label, cost(found[f"{name}_micro_units"], currency)) for name, label in EXACT.items()]
     sums += [(label, bill(found[f"{name}_micro_units"], currency)) for name, label in PAYABLE.items()]
-    tax = f"{rule['tax']}, {percentage(rule['rate'])} %"
-    facts = [("state", found["state"]), ("tax_rule", tax), ("due_at", found["due_at"])]
+    facts = [("state", found["state"]), ("tax_rule", rule_of_tax(found["tax_rule"])), ("due_at", found["due_at"])]
     links = [(name, found[name]) for name in ("refers_to", "replaced_by", "note") if found[name]]
     return Grid(columns, lines), Grid(FIELDS, [*sums, *facts, *links])
 

@@ -44,7 +44,8 @@ async def get_customer(request: web.Request) -> web.Response:
     """Shows who is billed for a tenant."""
     tenant_id = admin.part(request, "tenant_id")
     async with reading(request) as conn:
-        return reply(shapes.customer(tenant_id, await profiles.customer(conn, tenant_id)))
+        found = await profiles.customer(conn, tenant_id)
+        return reply(shapes.customer(tenant_id, found, await profiles.issuer(conn)))
 
 
 async def change_customer(request: web.Request) -> web.Response:
@@ -53,7 +54,7 @@ async def change_customer(request: web.Request) -> web.Response:
     wanted = shapes.changes(await admin.json_object(request), shapes.CustomerChanges)
     async with writing(request, changes_identities=False) as conn:
         made = await profiles.change_customer(conn, tenant_id, wanted, **admin.who(request))
-    return reply(shapes.customer(tenant_id, made))
+        return reply(shapes.customer(tenant_id, made, await profiles.issuer(conn)))
 
 
 async def preview(request: web.Request) -> web.Response:

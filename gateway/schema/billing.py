@@ -10,10 +10,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from accounting.terms import parties
 from accounting.terms.parties import MAX_CHARS, MAX_PAYMENT_DAYS, Customer, Issuer, Tax
 from accounting.values.budget_types import MAX_AMOUNT
 from gateway.schema.convert import convert
-from gateway.schema.invoices import Second
+from gateway.schema.invoices import Second, tax_rule
 
 Text = Annotated[str, Meta(max_length=MAX_CHARS)] | UnsetType
 Days = Annotated[int, Meta(ge=0, le=MAX_PAYMENT_DAYS)] | UnsetType
@@ -82,5 +83,8 @@ def issuer(profile: Issuer) -> dict[str, Any]:
     return {"object": "issuer", **msgspec.structs.asdict(profile)}
 
 
-def customer(tenant_id: str, profile: Customer) -> dict[str, Any]:
-    return {"object": "billing_profile", "project_id": tenant_id, **msgspec.structs.asdict(profile)}
+def customer(tenant_id: str, profile: Customer, issuer: Issuer) -> dict[str, Any]:
+    """Returns the profile with the rule under which its invoices are taxed, and whose rule that is."""
+    rule = tax_rule(parties.tax_rule(issuer, profile)) | {"owner": "issuer" if profile.tax is None else "project"}
+    fields = msgspec.structs.asdict(profile)
+    return {"object": "billing_profile", "project_id": tenant_id, **fields, "tax_rule": rule}

@@ -192,7 +192,7 @@ async def test_a_preview_names_the_open_month_before_it_and_a_month_to_come_has_
     await grant(db, owner[0], charges[0] + 1, "k1")
     october_ms = END * 1000 + 5
     async with db.read() as conn:
-        with pytest.raises(ConflictError, match="2025-09 is still open.*preview 2025-09, or close it"):
+        with pytest.raises(ConflictError, match=r"2025-09 is still open.*preview 2025-09, or close it"):
             await invoices.preview(conn, owner[0], "2025-10", now_ms=october_ms)
         with pytest.raises(ConflictError, match="2025-11 has not begun"):
             await invoices.preview(conn, owner[0], "2025-11", now_ms=october_ms)
@@ -479,7 +479,7 @@ async def test_a_credit_note_points_at_its_row_and_leaves_the_invoice_alone(db, 
     assert (again, replayed) == (note, True)
     with pytest.raises(KeyReusedError):
         await correct(db, tenant, "credit_note", 1, "k1", request)
-    with pytest.raises(ConflictError, match="0.000001 USD is left"):
+    with pytest.raises(ConflictError, match=r"0\.000001 USD is left"):
         await correct(db, tenant, "credit_note", 2, "k2", request)
     with pytest.raises(NotFoundError):
         await correct(db, "operator", "credit_note", 1, "k3", request)
