@@ -211,7 +211,7 @@ def _preview(tenant: str, period: str | None, kind: str, out: Path | None, home:
     """Show the invoice that a close would make for TENANT of what is posted so far. Nothing is written."""
     with one_sentence():
         api = AdminApi(home)
-        path = f"/admin/v1/tenants/{api.project(tenant)['id']}/invoice-preview"
+        path = f"/admin/v1/tenants/{segment(api.billed(tenant))}/invoice-preview"
         path += f"?period={segment(period or periods.period_of(int(time.time())))}"
         if out is not None:
             _write(api.fetch(path, DOCUMENTS[kind]), out)
@@ -232,6 +232,7 @@ INVOICE = group(
         option("--period", required=True, metavar="YYYY-MM", help="Month; it closes 48 hours after its end."),
         option("--tenant", help="Id or name of the one tenant.  [default: all tenants that used something]"),
         shows=_closed,
+        with_deleted=True,
         example="invoice close --period 2026-10",
     ),
     row(

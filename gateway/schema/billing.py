@@ -4,12 +4,13 @@ holds shapes only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from accounting.billing.invoice_lines import Line
 from accounting.terms import parties
 from accounting.terms.parties import MAX_CHARS, MAX_PAYMENT_DAYS, Customer, Issuer, Tax
 from accounting.values.budget_types import MAX_AMOUNT
@@ -88,3 +89,13 @@ def customer(tenant_id: str, profile: Customer, issuer: Issuer) -> dict[str, Any
     rule = tax_rule(parties.tax_rule(issuer, profile)) | {"owner": "issuer" if profile.tax is None else "project"}
     fields = msgspec.structs.asdict(profile)
     return {"object": "billing_profile", "project_id": tenant_id, **fields, "tax_rule": rule}
+
+
+def uninvoiced(tenant_id: str, currency: str, lines: Sequence[Line]) -> dict[str, Any]:
+    return {
+        "object": "tenant.uninvoiced",
+        "project_id": tenant_id,
+        "currency": currency,
+        "amount_micro_units": sum(line.amount for line in lines),
+        "periods": sorted({line.period for line in lines}),
+    }
