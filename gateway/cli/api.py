@@ -139,8 +139,8 @@ class AdminApi:
     def billed(self, name_or_id: str) -> str:
         """Returns the id of a tenant, also of a deleted one if it is named by its id: the books have its charges."""
         if not name_or_id.startswith("proj_"):
-            return self.project(name_or_id)["id"]
-        return self._of_id(f"/admin/v1/tenants/{segment(name_or_id)}/billing", name_or_id)["project_id"]
+            return str(self.project(name_or_id)["id"])
+        return str(self._of_id(f"/admin/v1/tenants/{segment(name_or_id)}/billing", name_or_id)["project_id"])
 
     def _of_id(self, path: str, tenant_id: str) -> dict[str, Any]:
         try:
