@@ -25,6 +25,7 @@ from accounting.values.timelines import entry
 from accounting.values.types import Posting, Rates, Usage
 
 DAY_MS = 86_400_000
+NUM_DAYS = 50
 NAMES = ("Field Survey", "Night Support", "Archive Search")
 ISSUER = {
     "name": "Example Compute GmbH",
@@ -61,7 +62,9 @@ def last_month(now: float) -> str:
     return time.strftime("%Y-%m", time.gmtime(periods.bounds(this)[0] - 1))
 
 
-async def fill(database: Database, pepper: bytes, model: str, num_days: int = 50, seed: int = 5) -> Sequence[Owner]:
+async def fill(
+    database: Database, pepper: bytes, model: str, num_days: int = NUM_DAYS, seed: int = 5
+) -> Sequence[Owner]:
     """Adds the tenants and what they did until now."""
     chance, now = random.Random(seed), time.time()
     began_ms = int(now * 1000) - num_days * DAY_MS

@@ -213,9 +213,11 @@ async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, A
         raise ConflictError(
             "This charge was taken back when its request was repeated: nothing is left to be corrected."
         )
-    invoice = await _invoice_of(conn, wrong) if wanted.type == "credit_note" else None
+    invoice = await _invoice_of(conn, wrong)
     if wanted.type == "credit_note" and invoice is None:
         raise ConflictError("This charge is on no invoice yet: correct it by an adjustment.")
+    if wanted.type == "adjustment" and invoice is not None:
+        raise ConflictError(f"This charge is on the invoice {invoice}: correct it by a credit note.")
     parts = await _parts(conn, wrong, wanted.amount)
     owner = {"tenant_id": wrong["tenant_id"], "currency": wrong["currency"]}
     row = {**values, **owner, "corrects_request_id": wanted.corrects}
@@ -245,8 +247,9 @@ async def _parts(conn: AsyncConnection, wrong: Any, amount: int) -> dict[str, in
     query = select(*columns).join(Credit, Credit.id == LedgerEntry.request_id)
     earlier = (await conn.execute(query.where(Credit.corrects_request_id == wrong["request_id"]))).one()
     left = {name: wrong[f"charge_{name}"] + int(given) for name, given in zip(TOKEN_CLASSES, earlier, strict=True)}
-    if amount > sum(left.values()):
-        raise ConflictError(f"Of this charge {sum(left.values())} micro-units are left to be corrected.")
+    if amount > (rest := sum(left.values())):
+        currency = wrong["currency"]
+        raise ConflictError(f"Of this charge {currencies.written(rest, currency)} {currency} is left to be corrected.")
     parts: dict[str, int] = {}
     for name, most in left.items():
         parts[name] = min(most, amount)

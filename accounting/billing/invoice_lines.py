@@ -175,14 +175,12 @@ def of_grant(grant: Grant, amount: int, period: str, currency: str) -> Line:
     return Line(kind="prepaid", period=period, amount=-amount, credit_id=grant.id, currency=currency, note=grant.note)
 
 
-async def is_anything_left(conn: AsyncConnection, tenant_id: str, now: int) -> bool:
-    """Says whether the tenant has anything that no invoice has, up to the end of the present month."""
+async def left(conn: AsyncConnection, tenant_id: str, now: int) -> list[Line]:
+    """Returns the lines of all that the tenant has and no invoice has, up to the end of the present month."""
     _, end = bounds(period_of(now))
-    return bool(
-        await uninvoiced(conn, tenant_id, end)
-        or await of_residency(conn, tenant_id, end)
-        or await of_adjustments(conn, tenant_id, now * 1000)
-    )
+    lines = await of_usage(conn, await uninvoiced(conn, tenant_id, end))
+    lines += await of_residency(conn, tenant_id, end)
+    return lines + await of_adjustments(conn, tenant_id, now * 1000)
 
 
 async def of_invoice(conn: AsyncConnection, number: str) -> list[Line]:

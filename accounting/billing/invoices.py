@@ -112,11 +112,21 @@ async def close(database: Database, tenant_id: str, period: str, *, now_ms: int,
 
 async def preview(conn: AsyncConnection, tenant_id: str, period: str, *, now_ms: int) -> InvoiceInfo:
     """Returns the invoice that a close would make of what is posted so far. Nothing is written and nothing is
-    reconciled. Raises ConflictError if the period is closed or there is nothing to invoice."""
+    reconciled. Raises ConflictError if the period is closed or has not begun, if an earlier one is open, or if there is
+    nothing to invoice."""
+    start, end = bounds(period)
+    if now_ms < start * 1000:
+        raise ConflictError(f"The period {period} has not begun: there is nothing to preview yet.")
     known = await _known(conn, tenant_id, period)
     if known is not None:
         raise ConflictError(f"The period {period} is closed: its invoice is {known.number}.")
-    sums = await invoice_lines.uninvoiced(conn, tenant_id, bounds(period)[1])
+    earlier = await _open_before(conn, tenant_id, start)
+    if earlier is not None:
+        raise ConflictError(
+            f"The period {earlier} is still open, and its usage is on no invoice: preview {earlier}, or close it before"
+            f" you preview {period}."
+        )
+    sums = await invoice_lines.uninvoiced(conn, tenant_id, end)
     draft = await drafts.of_period(conn, tenant_id, period, sums, now_ms)
     return InvoiceInfo(
         **_columns(draft),
@@ -250,7 +260,9 @@ async def _open_rows(conn: AsyncConnection, tenant_id: str, end: int, among: Fro
 async def _issue(conn: AsyncConnection, tenant_id: str, period: str, rows: Repriced, *, now_ms: int) -> str:
     """Writes a new invoice with its lines, its terms and its payments by grants. Returns its number."""
     start, end = bounds(period)
-    await _check_earlier_months(conn, tenant_id, start)
+    earlier = await _open_before(conn, tenant_id, start)
+    if earlier is not None:
+        raise ConflictError(f"The period {earlier} must be closed first.")
     sums = await invoice_lines.uninvoiced(conn, tenant_id, end)
     _check_rows(rows, sums, period)
     draft = await drafts.of_period(conn, tenant_id, period, sums, now_ms)
@@ -289,15 +301,17 @@ def _columns(draft: drafts.Draft) -> dict[str, Any]:
     }
 
 
-async def _check_earlier_months(conn: AsyncConnection, tenant_id: str, start: int) -> None:
-    """Months are closed in order. A late line then always belongs to a month that was closed. A month without usage, or
-    whose requests were all reversed, has no invoice and stops no other. Raises ConflictError."""
+async def _open_before(conn: AsyncConnection, tenant_id: str, start: int) -> str | None:
+    """Returns the first period before `start` that must be closed before a later one. Months are closed in order: a late
+    line then always belongs to a month that was closed. A month without usage, or whose requests were all reversed, has
+    no invoice and stops no other."""
     used = select(RollupMonth.bucket).where(RollupMonth.tenant_id == tenant_id, RollupMonth.bucket < start, _IS_USED)
     closed = select(Invoice.period).where(Invoice.tenant_id == tenant_id, Invoice.series == invoice_numbers.INVOICE)
     closed_periods = set((await conn.execute(closed)).scalars())
     for bucket in (await conn.execute(used.distinct().order_by(RollupMonth.bucket))).scalars():
-        if period_of(bucket) not in closed_periods:
-            raise ConflictError(f"The period {period_of(bucket)} must be closed first.")
+        if (period := period_of(bucket)) not in closed_periods:
+            return period
+    return None
 
 
 def _check_rows(rows: Repriced, sums: invoice_lines.SumsByKey, period: str) -> None:

@@ -24,8 +24,8 @@ from accounting.values.periods import LAST_SECOND
 from accounting.values.types import OPERATOR_TENANT, TOKEN_CLASSES, Tier, TokenClass, Usage
 
 T = TypeVar("T")
-Dimension = Literal["project_id", "api_key_id", "model", "batch", "service_tier", "line_item"]
-USAGE_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "model", "batch", "service_tier")
+Dimension = Literal["project_id", "api_key_id", "model", "batch", "service_tier", "currency", "line_item"]
+USAGE_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "model", "batch", "service_tier", "currency")
 EMBEDDING_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "model")
 COST_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "line_item")
 USAGE_LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
@@ -45,6 +45,7 @@ COLUMNS: dict[Dimension, tuple[str, ...]] = {
     "model": ("model",),
     "batch": ("tier",),
     "service_tier": ("tier",),
+    "currency": ("currency",),
     "line_item": ("model", "tier"),
 }
 
@@ -79,6 +80,7 @@ class UsageResult(msgspec.Struct, frozen=True):
     model: str | None
     batch: bool | None
     service_tier: Tier | None
+    currency: str | None
     usage: Usage
     num_requests: int
 
@@ -301,7 +303,8 @@ def _usage_reader(query: ReportQuery, columns: Sequence[str]) -> Callable[[Seque
 
     tenant, key = place("project_id", "tenant_id"), place("api_key_id", "key_id")
     model, batch = place("model", "model"), place("batch", "tier")
-    tier, first = place("service_tier", "tier"), 1 + len(columns)
+    tier, currency = place("service_tier", "tier"), place("currency", "currency")
+    first = 1 + len(columns)
 
     def read(row: Sequence[Any]) -> UsageResult:
         return UsageResult(
@@ -310,6 +313,7 @@ def _usage_reader(query: ReportQuery, columns: Sequence[str]) -> Callable[[Seque
             None if model is None else row[model],
             None if batch is None else row[batch] == "batch",
             None if tier is None else row[tier],
+            None if currency is None else row[currency],
             Usage(*row[first + 1 : first + 5]),
             row[first],
         )

@@ -14,7 +14,7 @@ from accounting.books.equations import EquationResult
 from accounting.tables.billing_models import InvoiceTerms
 from accounting.tables.invoice_models import Invoice
 from accounting.terms.amounts import tax_on
-from accounting.values.currencies import unit
+from accounting.values.currencies import unit, written
 
 WHOLE = ("net", "tax_amount", "paid", "due")
 COLUMNS = ("number", "place", *WHOLE, "tax_rate", "decimals", "carried_in", "carried_out", "refers_to", "voids")
@@ -60,7 +60,7 @@ def _lost(rows: Sequence[Any]) -> list[str]:
     for (tenant_id, currency), counts in rest.items():
         for amount, number in counts.items():
             if number < 0:
-                failures[f"remainders of {tenant_id} in {currency}: {amount} micro-units from nowhere"] = None
+                failures[f"remainders of {tenant_id}: {written(amount, currency)} {currency} from nowhere"] = None
     return list(failures)
 
 

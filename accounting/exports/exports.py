@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sqlalchemy import BigInteger, Select, and_, or_, select
+from sqlalchemy import BigInteger, Select, and_, case, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from accounting.database.db import Database
@@ -34,10 +34,13 @@ _USAGE_KEY = ("bucket", *KEYS)
 async def ledger_rows(
     database: Database, start: int, end: int, page_rows: int = PAGE_ROWS, told: Told = nobody
 ) -> AsyncIterator[list[Any]]:
-    """Yields pages of ledger rows whose request began in [start, end) (Unix seconds), oldest first. `told` hears how
-    much of the range is behind."""
+    """Yields pages of ledger rows whose request began in [start, end) (Unix seconds), oldest first. `write_off` is empty
+    but in rows that write off. `told` hears how much of the range is behind."""
     table = LedgerEntry.__table__.c
-    query = select(LedgerEntry.__table__).where(table.opened_at_ms >= start * 1000, table.opened_at_ms < end * 1000)
+    # An ending's column names a reason whether or not anything is left to be written off under it.
+    reason = case((table.write_off == table.kind, table.write_off), else_="").label("write_off")
+    query = select(*(reason if name == "write_off" else table[name] for name in LEDGER_COLUMNS))
+    query = query.where(table.opened_at_ms >= start * 1000, table.opened_at_ms < end * 1000)
     async for page in _pages(database, query, [table[name] for name in _LEDGER_KEY], page_rows):
         yield page
         told(page[-1].opened_at_ms // 1000 - start, end - start)

@@ -85,7 +85,7 @@ async def _refuse(conn: AsyncConnection, tenant_id: str, retention_days: int, no
     running = (Batch.tenant_id == tenant_id) & Batch.state.not_in(ENDED_BATCH)
     if await _count(conn, Batch.id, running):
         raise ConflictError("A batch of the project has not ended yet.")
-    if await profiles.is_customer_set(conn, tenant_id) and await invoice_lines.is_anything_left(conn, tenant_id, now):
+    if await profiles.is_customer_set(conn, tenant_id) and await invoice_lines.left(conn, tenant_id, now):
         raise ConflictError(
             "The project has charges that no invoice has, and without its billing profile they would be billed under "
             "another tax: close its months first."

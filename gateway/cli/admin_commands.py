@@ -135,6 +135,8 @@ class Row:
     """The name under which the tenant's id is sent, if it is not in the path."""
     with_archived: bool = False
     """An archived tenant is found by its name too."""
+    with_deleted: bool = False
+    """A deleted tenant is found too, by its id, which is all that the books have of it."""
     warns: Callable[[Fields, Any], str | None] | None = None
     """Returns a warning about the answer, from the fields that were sent and the answer."""
     fails: Callable[[Any], str | None] | None = None
@@ -158,7 +160,10 @@ class Row:
         """Makes the call. Returns an object, or the objects of a list. Raises ApiFailed."""
         fields = dict(fields)
         if "tenant" in fields:
-            fields["tenant"] = api.project(fields["tenant"], archived=self.with_archived)["id"]
+            tenant = fields["tenant"]
+            fields["tenant"] = (
+                api.billed(tenant) if self.with_deleted else api.project(tenant, archived=self.with_archived)["id"]
+            )
         if not isinstance(self.does, str):
             return self.does(api, fields)
         method, _, path = self.does.partition(" ")
@@ -208,7 +213,7 @@ def row(
     does: str | Callable[[AdminApi, Fields], Any],
     *params: click.Parameter,
     example: str = "",
-    confirm: str | None = None,
+    confirm: str | Callable[[click.Context], str] | None = None,
     **how: Any,
 ) -> RowCommand:
     """Makes a command. `usage` is its name and its arguments as help shows them: `[TENANT]` may be left out. Of `params`

@@ -128,18 +128,25 @@ class AdminApi:
     def project(self, name_or_id: str, *, archived: bool = False) -> dict[str, Any]:
         """Finds a project by id, or by its name if only one project has it. `archived` includes archived projects."""
         if name_or_id.startswith("proj_"):
-            try:
-                return self.call("GET", f"{PROJECTS}/{segment(name_or_id)}")
-            except NotThere:
-                raise ApiFailed(
-                    f"No tenant has the id {name_or_id!r}; `headgate tenants list` shows the ids."
-                ) from None
+            return self._of_id(f"{PROJECTS}/{segment(name_or_id)}", name_or_id)
         every: list[dict[str, Any]] = self.read(PROJECTS, {"include_archived": str(archived).lower()})
         found = [p for p in every if p["name"] == name_or_id]
         if len(found) != 1:
             how_many = "No tenant is" if not found else f"{len(found)} tenants are"
             raise ApiFailed(f"{how_many} called {name_or_id!r}; `headgate tenants list` shows the ids.")
         return found[0]
+
+    def billed(self, name_or_id: str) -> str:
+        """Returns the id of a tenant, also of a deleted one if it is named by its id: the books have its charges."""
+        if not name_or_id.startswith("proj_"):
+            return str(self.project(name_or_id)["id"])
+        return str(self._of_id(f"/admin/v1/tenants/{segment(name_or_id)}/billing", name_or_id)["project_id"])
+
+    def _of_id(self, path: str, tenant_id: str) -> dict[str, Any]:
+        try:
+            return self.call("GET", path)
+        except NotThere:
+            raise ApiFailed(f"No tenant has the id {tenant_id!r}; `headgate tenants list` shows the ids.") from None
 
     def named(self, answer: Any) -> Any:
         """Returns the answer with `tenant` next to each `project_id`: the name that people know. `every` stands for all."""

@@ -11,6 +11,7 @@ import click
 from accounting.terms.parties import MAX_LOGO_BYTES, MAX_PAYMENT_DAYS, Tax
 from gateway.cli.admin_commands import OrNone, group, option, row
 from gateway.cli.answers import FIELDS, Grid
+from gateway.cli.money import rule_of_tax
 from gateway.schema.money import percentage, tax_rate
 
 
@@ -50,6 +51,10 @@ def _profile(found: dict[str, Any]) -> Grid:
     given = {name: value for name, value in found.items() if value not in ("", None) and name != "object"}
     if "tax_rate" in given:
         given["tax_rate"] = f"{percentage(given['tax_rate'])} %"
+    if (rule := given.get("tax_rule")) is not None:
+        given["tax_rule"] = f"{rule_of_tax(rule)} ({'its own' if rule['owner'] == 'project' else 'that of the issuer'})"
+        if "tax" not in given:
+            del given["tax_rate"]  # that of no rule
     return Grid(FIELDS, list(given.items()))
 
 

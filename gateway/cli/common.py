@@ -72,14 +72,14 @@ home_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, callback=_either, help=_JSON_HELP)
 
 
-def confirmation(question: str) -> Callable[[Any], Any]:
+def confirmation(question: str | Callable[[click.Context], str]) -> Callable[[Any], Any]:
     """Returns an option `--yes`, without which the question is asked: on standard error, because a program may read the
-    output.
+    output. A function makes the question of what was typed.
     """
 
     def ask(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         if not value and not ctx.resilient_parsing:
-            click.confirm(question, abort=True, err=True)
+            click.confirm(question if isinstance(question, str) else question(ctx), abort=True, err=True)
 
     return click.option(
         "--yes", is_flag=True, expose_value=False, callback=ask, help="Confirm the action without prompting."

@@ -33,7 +33,7 @@ MODULES: dict[str, dict[str, str]] = {
         "upstreams": "Let servers of others answer for models: any with OpenAI's API, Anthropic, Azure.",
     },
     "reports": {
-        "usage": "Report the numbers of requests and tokens by time, and by tenant, key, model or tier.",
+        "usage": "Report the numbers of requests and tokens by time, and by tenant, key, model, tier or currency.",
         "costs": "Report the charges by day, and by tenant, key or line item.",
     },
     "usage_changes": {"usage-changes": "Say why the charge of TENANT changed between two periods, first cause first."},

@@ -6,12 +6,13 @@ and what a person sets (rates, limits, credits) has at least two.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from accounting.values import currencies
-from gateway.schema.money import MICRO_UNITS, decimal, micro_units
+from gateway.schema.money import MICRO_UNITS, decimal, micro_units, percentage
 
 
 class Amount(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
@@ -55,6 +56,11 @@ def cost(amount: int | None, currency: str | None) -> str:
 def bill(amount: int, currency: str) -> str:
     """Formats what a bill asks for, in whole units of its currency: `25.00 USD`, `25 JPY`."""
     return _formatted(amount, currency, currencies.decimals(currency.upper()))
+
+
+def rule_of_tax(rule: Mapping[str, Any]) -> str:
+    """Formats a rule of tax with its rate: `standard, 19 %`."""
+    return f"{rule['tax']}, {percentage(rule['rate'])} %"
 
 
 def _formatted(amount: int | None, currency: str | None, min_places: int) -> str:

@@ -15,11 +15,10 @@ from gateway.cli.admin_commands import ONE_TENANT, argument, group, idempotency_
 from gateway.cli.answers import FIELDS, Grid, one_sentence, show
 from gateway.cli.api import AdminApi, ApiFailed, segment
 from gateway.cli.common import example_text, home_option, json_option
-from gateway.cli.money import Amount, bill, cost, shown
+from gateway.cli.money import Amount, bill, cost, rule_of_tax, shown
 from gateway.cli.price_sheets import EXAMPLE, RateParam
 from gateway.cli.times import MOMENT
 from gateway.cli.whole_file import whole_file
-from gateway.schema.money import percentage
 
 INVOICES_PATH = "/admin/v1/invoices"
 DOCUMENTS = {
@@ -143,11 +142,9 @@ def _invoice(found: dict[str, Any]) -> tuple[Grid, Grid]:
     lines = [
         (*(line[name] for name in columns[:-1]), cost(line["amount_micro_units"], currency)) for line in found["lines"]
     ]
-    rule = found["tax_rule"]
     sums = [(label, cost(found[f"{name}_micro_units"], currency)) for name, label in EXACT.items()]
     sums += [(label, bill(found[f"{name}_micro_units"], currency)) for name, label in PAYABLE.items()]
-    tax = f"{rule['tax']}, {percentage(rule['rate'])} %"
-    facts = [("state", found["state"]), ("tax_rule", tax), ("due_at", found["due_at"])]
+    facts = [("state", found["state"]), ("tax_rule", rule_of_tax(found["tax_rule"])), ("due_at", found["due_at"])]
     links = [(name, found[name]) for name in ("refers_to", "replaced_by", "note") if found[name]]
     return Grid(columns, lines), Grid(FIELDS, [*sums, *facts, *links])
 
@@ -214,7 +211,7 @@ def _preview(tenant: str, period: str | None, kind: str, out: Path | None, home:
     """Show the invoice that a close would make for TENANT of what is posted so far. Nothing is written."""
     with one_sentence():
         api = AdminApi(home)
-        path = f"/admin/v1/tenants/{api.project(tenant)['id']}/invoice-preview"
+        path = f"/admin/v1/tenants/{segment(api.billed(tenant))}/invoice-preview"
         path += f"?period={segment(period or periods.period_of(int(time.time())))}"
         if out is not None:
             _write(api.fetch(path, DOCUMENTS[kind]), out)
@@ -235,6 +232,7 @@ INVOICE = group(
         option("--period", required=True, metavar="YYYY-MM", help="Month; it closes 48 hours after its end."),
         option("--tenant", help="Id or name of the one tenant.  [default: all tenants that used something]"),
         shows=_closed,
+        with_deleted=True,
         example="invoice close --period 2026-10",
     ),
     row(

@@ -14,7 +14,7 @@ from gateway.cli.api import PROJECTS, AdminApi
 from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.times import MOMENT, refuse_empty_span
 
-USAGE_GROUPS = ("project_id", "api_key_id", "model", "batch", "service_tier")
+USAGE_GROUPS = ("project_id", "api_key_id", "model", "batch", "service_tier", "currency")
 COST_GROUPS = ("project_id", "api_key_id", "line_item")
 LIMITS = {"1m": 1440, "1h": 168, "1d": 31}
 COST_LIMIT = 180
@@ -97,7 +97,7 @@ def usage(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Report the numbers of requests and tokens by time, and by tenant, key, model or tier."""
+    """Report the numbers of requests and tokens by time, and by tenant, key, model, tier or currency."""
     more = {"models[]": models} if models else {}
     if batch is not None:
         more["batch"] = ("true",) if batch else ("false",)

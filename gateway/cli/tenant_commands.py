@@ -23,8 +23,8 @@ from gateway.cli.admin_commands import (
     row,
     several,
 )
-from gateway.cli.answers import Grid, fields
-from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
+from gateway.cli.answers import Grid, fields, one_sentence
+from gateway.cli.api import PROJECTS, AdminApi, ApiFailed, segment
 from gateway.cli.input_files import text_of
 from gateway.cli.money import cost
 from gateway.cli.new_key import create_key, owner_is_named
@@ -55,6 +55,22 @@ def _create_tenant(api: AdminApi, fields: Fields) -> dict[str, Any]:
     if not fields["if_not_exists"]:
         raise ApiFailed(f"A tenant is called {name!r} already; with --if-not-exists its id is shown.")
     return api.project(name)
+
+
+def _deletion(ctx: click.Context) -> str:
+    """Returns the question before a tenant is deleted, with what it is still to be billed."""
+    with one_sentence():
+        api = AdminApi(ctx.params["home"])
+        tenant_id = api.project(ctx.params["tenant"], archived=True)["id"]
+        left = api.call("GET", f"/admin/v1/tenants/{segment(tenant_id)}/uninvoiced")
+    question = "What the tenant stored can never be read again. Go on?"
+    if not left["amount_micro_units"]:
+        return question
+    amount = cost(left["amount_micro_units"], left["currency"])
+    return (
+        f"{amount} of its charges are on no invoice yet ({', '.join(left['periods'])}): a later close bills them to"
+        f" {tenant_id}, without its name. {question}"
+    )
 
 
 TENANTS = group(
@@ -155,7 +171,7 @@ TENANTS = group(
         "DELETE /admin/v1/tenants/{tenant}",
         shows=fields,
         with_archived=True,
-        confirm="What the tenant stored can never be read again. Go on?",
+        confirm=_deletion,
     ),
 )
 

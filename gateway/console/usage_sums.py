@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,25 +36,41 @@ NUM_PARTS = 4
 
 @dataclass(slots=True)
 class Sums:
-    """Tokens and requests, and amounts in micro-units by currency and by class of tokens."""
+    """Tokens and requests by the currency of their charges, and amounts in micro-units by currency and by class of
+    tokens.
+    """
 
-    counts: dict[str, int] = field(default_factory=dict)
+    counts_of: dict[str, Counter[str]] = field(default_factory=dict)
     amounts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def count(self, result: Mapping[str, Any]) -> None:
-        for name, source in _FIELDS.items():
-            self.counts[name] = self.counts.get(name, 0) + result[source]
+        self._count(result["currency"].upper(), {name: result[source] for name, source in _FIELDS.items()})
 
     def charge(self, currency: str, name: str, amount: int) -> None:
         parts = self.amounts.setdefault(currency, {})
         parts[name] = parts.get(name, 0) + amount
 
     def add(self, other: Sums) -> None:
-        for name, number in other.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + number
+        for currency, counts in other.counts_of.items():
+            self._count(currency, counts)
         for currency, parts in other.amounts.items():
             for part, amount in parts.items():
                 self.charge(currency, part, amount)
+
+    def _count(self, currency: str, counts: Mapping[str, int]) -> None:
+        self.counts_of.setdefault(currency, Counter()).update(counts)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The counts of all currencies."""
+        found = Counter[str]()
+        for counts in self.counts_of.values():
+            found.update(counts)
+        return found
+
+    @property
+    def currencies(self) -> Sequence[str]:
+        return sorted(self.counts_of.keys() | self.amounts.keys())
 
     def amount(self, currency: str) -> int:
         return sum(self.amounts.get(currency, {}).values())
@@ -61,13 +78,18 @@ class Sums:
     def measured(self, measure: Measure, currency: str) -> float:
         if measure == "cost":
             return self.amount(currency)
-        if measure == "requests":
-            return self.counts.get("requests", 0)
-        return sum(self.counts.get(name, 0) for name in CLASSES)
+        names = ("requests",) if measure == "requests" else CLASSES
+        return sum(counts[name] for counts in self.counts_of.values() for name in names)
 
-    def row(self, currency: str) -> dict[str, Any]:
+    @property
+    def rows(self) -> Sequence[dict[str, Any]]:
+        """A row for each currency, or one of zeros without an amount."""
+        return [self._row(currency) for currency in self.currencies or [""]]
+
+    def _row(self, currency: str) -> dict[str, Any]:
+        counts = self.counts_of.get(currency) or Counter[str]()
         amount = self.amount(currency) if currency in self.amounts else None
-        return {name: self.counts.get(name, 0) for name in _FIELDS} | {"cost": amount, "currency": currency}
+        return {name: counts[name] for name in _FIELDS} | {"cost": amount, "currency": currency}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +149,7 @@ class Table:
 
     @property
     def currencies(self) -> Sequence[str]:
-        return sorted({currency for sums in self.cells.values() for currency in sums.amounts})
+        return sorted({currency for sums in self.cells.values() for currency in sums.currencies})
 
     def by(self, place: Literal["time", "group"]) -> dict[Any, Sums]:
         if place in self._by:

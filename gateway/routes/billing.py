@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from accounting.billing import invoices, payments, voids
+from accounting.billing import invoice_lines, invoices, payments, voids
+from accounting.prices import prices
+from accounting.tenants import tenants
 from accounting.terms import profiles
 from accounting.values import clock
 from gateway.http.auth import PRINCIPAL
@@ -23,6 +25,7 @@ from gateway.schema.organization import listing, reply
 ISSUER = "/admin/v1/issuer"
 CUSTOMER = "/admin/v1/tenants/{tenant_id}/billing"
 PREVIEW = "/admin/v1/tenants/{tenant_id}/invoice-preview"
+UNINVOICED = "/admin/v1/tenants/{tenant_id}/uninvoiced"
 OWN_PREVIEW = "/v1/invoice-preview"
 
 
@@ -44,7 +47,8 @@ async def get_customer(request: web.Request) -> web.Response:
     """Shows who is billed for a tenant."""
     tenant_id = admin.part(request, "tenant_id")
     async with reading(request) as conn:
-        return reply(shapes.customer(tenant_id, await profiles.customer(conn, tenant_id)))
+        found = await profiles.customer(conn, tenant_id)
+        return reply(shapes.customer(tenant_id, found, await profiles.issuer(conn)))
 
 
 async def change_customer(request: web.Request) -> web.Response:
@@ -53,7 +57,7 @@ async def change_customer(request: web.Request) -> web.Response:
     wanted = shapes.changes(await admin.json_object(request), shapes.CustomerChanges)
     async with writing(request, changes_identities=False) as conn:
         made = await profiles.change_customer(conn, tenant_id, wanted, **admin.who(request))
-    return reply(shapes.customer(tenant_id, made))
+        return reply(shapes.customer(tenant_id, made, await profiles.issuer(conn)))
 
 
 async def preview(request: web.Request) -> web.Response:
@@ -66,6 +70,16 @@ async def preview(request: web.Request) -> web.Response:
         found = await invoices.preview(conn, tenant_id, period, now_ms=clock.now_ms())
         picture = await profiles.logo(conn, found.terms.issuer.logo)
     return await answer_as(kind, found, picture)
+
+
+async def uninvoiced(request: web.Request) -> web.Response:
+    """Sums up the charges of a tenant that are on no invoice yet, which later closes bill."""
+    query.refuse_unknown(request.query, ())
+    tenant_id, now_ms = admin.part(request, "tenant_id"), clock.now_ms()
+    async with reading(request) as conn:
+        tenant = await tenants.get(conn, tenant_id)
+        currency = await prices.currency_of_tenant(conn, tenant.id, now_ms)
+        return reply(shapes.uninvoiced(tenant.id, currency, await invoice_lines.left(conn, tenant.id, now_ms // 1000)))
 
 
 async def pay(request: web.Request) -> web.Response:
@@ -100,6 +114,7 @@ ROUTES = [
     route("GET", CUSTOMER, get_customer),
     route("PATCH", CUSTOMER, change_customer, shapes.CustomerChanges),
     route("GET", PREVIEW, preview),
+    route("GET", UNINVOICED, uninvoiced),
     Route("GET", OWN_PREVIEW, preview, "usage:read"),
     route("POST", INVOICES + "/{number}/payments", pay, shapes.NewPayment),
     route("POST", INVOICES + "/{number}/void", void, shapes.NewVoid),

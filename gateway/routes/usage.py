@@ -121,6 +121,8 @@ def _embeddings_result(result: UsageResult) -> dict[str, Any]:
 
 def _usage_result(result: UsageResult) -> dict[str, Any]:
     tiers = {None: None, "interactive": "default", "batch": "batch"}
+    # The currency of the charges is ours: whoever does not group by it gets OpenAI's fields alone.
+    ours = {} if result.currency is None else {"currency": result.currency.lower()}
     return {
         "object": "organization.usage.completions.result",
         "input_tokens": result.usage.prompt,
@@ -136,6 +138,7 @@ def _usage_result(result: UsageResult) -> dict[str, Any]:
         "batch": result.batch,
         "service_tier": tiers[result.service_tier],
         "api_source": None,
+        **ours,
     }
 
 

@@ -4,16 +4,18 @@ holds shapes only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from accounting.billing.invoice_lines import Line
+from accounting.terms import parties
 from accounting.terms.parties import MAX_CHARS, MAX_PAYMENT_DAYS, Customer, Issuer, Tax
 from accounting.values.budget_types import MAX_AMOUNT
 from gateway.schema.convert import convert
-from gateway.schema.invoices import Second
+from gateway.schema.invoices import Second, tax_rule
 
 Text = Annotated[str, Meta(max_length=MAX_CHARS)] | UnsetType
 Days = Annotated[int, Meta(ge=0, le=MAX_PAYMENT_DAYS)] | UnsetType
@@ -82,5 +84,18 @@ def issuer(profile: Issuer) -> dict[str, Any]:
     return {"object": "issuer", **msgspec.structs.asdict(profile)}
 
 
-def customer(tenant_id: str, profile: Customer) -> dict[str, Any]:
-    return {"object": "billing_profile", "project_id": tenant_id, **msgspec.structs.asdict(profile)}
+def customer(tenant_id: str, profile: Customer, issuer: Issuer) -> dict[str, Any]:
+    """Returns the profile with the rule under which its invoices are taxed, and whose rule that is."""
+    rule = tax_rule(parties.tax_rule(issuer, profile)) | {"owner": "issuer" if profile.tax is None else "project"}
+    fields = msgspec.structs.asdict(profile)
+    return {"object": "billing_profile", "project_id": tenant_id, **fields, "tax_rule": rule}
+
+
+def uninvoiced(tenant_id: str, currency: str, lines: Sequence[Line]) -> dict[str, Any]:
+    return {
+        "object": "tenant.uninvoiced",
+        "project_id": tenant_id,
+        "currency": currency,
+        "amount_micro_units": sum(line.amount for line in lines),
+        "periods": sorted({line.period for line in lines}),
+    }

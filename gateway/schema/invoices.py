@@ -10,6 +10,7 @@ from msgspec import Meta
 from accounting.billing.credits import CreditInfo, NewCredit
 from accounting.billing.invoice_lines import Line
 from accounting.billing.invoices import InvoiceInfo
+from accounting.terms.parties import TaxRule
 from accounting.values.budget_types import MAX_AMOUNT
 from accounting.values.periods import LAST_SECOND
 from gateway.schema import forms
@@ -102,7 +103,7 @@ def invoice(info: InvoiceInfo) -> dict[str, Any]:
 
 def _terms(info: InvoiceInfo) -> dict[str, Any]:
     """Returns what the document asks for, from whom, and how it stands."""
-    terms, rule = info.terms, info.terms.rule
+    terms = info.terms
     amounts = msgspec.structs.asdict(terms.amounts)
     return {
         "state": info.standing.state,
@@ -115,10 +116,14 @@ def _terms(info: InvoiceInfo) -> dict[str, Any]:
         "currency_decimals": terms.decimals,
         "discount_micro_units": terms.discount,
         **{f"{name}_micro_units": amount for name, amount in amounts.items()},
-        "tax_rule": {"tax": rule.tax, "category": rule.code, "rate": rule.rate, "reason": rule.reason},
+        "tax_rule": tax_rule(terms.rule),
         "issuer_profile": msgspec.structs.asdict(terms.issuer),
         "customer_profile": msgspec.structs.asdict(terms.customer),
     }
+
+
+def tax_rule(rule: TaxRule) -> dict[str, Any]:
+    return {"tax": rule.tax, "category": rule.code, "rate": rule.rate, "reason": rule.reason}
 
 
 def _line(line: Line) -> dict[str, Any]:

@@ -78,6 +78,7 @@ LISTED = {
     "GET /admin/v1/tenants/{tenant_id}/billing": "admin",
     "PATCH /admin/v1/tenants/{tenant_id}/billing": "admin",
     "GET /admin/v1/tenants/{tenant_id}/invoice-preview": "admin",
+    "GET /admin/v1/tenants/{tenant_id}/uninvoiced": "admin",
     "GET /v1/invoice-preview": "usage:read",
     "POST /admin/v1/invoices/{number}/payments": "admin",
     "POST /admin/v1/invoices/{number}/void": "admin",

@@ -183,6 +183,26 @@ async def test_months_are_closed_in_their_order_and_an_empty_one_not_at_all(db, 
         await close(db, tenant, "2025-10", now_ms=late)
 
 
+async def test_a_preview_names_the_open_month_before_it_and_a_month_to_come_has_none(db):
+    """October's draft would have September's lines, and take its prepaid credit, once more."""
+    (owner,) = await tenants_with_keys(db, 1)
+    charges = [
+        await settled(db, f"req_{n}", owner, "standard@1", at, CLOSED_MS - 1) for n, at in enumerate((START, END))
+    ]
+    await grant(db, owner[0], charges[0] + 1, "k1")
+    october_ms = END * 1000 + 5
+    async with db.read() as conn:
+        with pytest.raises(ConflictError, match=r"2025-09 is still open.*preview 2025-09, or close it"):
+            await invoices.preview(conn, owner[0], "2025-10", now_ms=october_ms)
+        with pytest.raises(ConflictError, match="2025-11 has not begun"):
+            await invoices.preview(conn, owner[0], "2025-11", now_ms=october_ms)
+        first = await invoices.preview(conn, owner[0], PERIOD, now_ms=october_ms)
+    await close(db, owner[0])
+    async with db.read() as conn:
+        second = await invoices.preview(conn, owner[0], "2025-10", now_ms=CLOSED_MS)
+    assert [first.subtotal, second.subtotal, first.prepaid, second.prepaid] == [*charges, charges[0], 1]
+
+
 @pytest.mark.parametrize(
     ("statement", "refusal"),
     [
@@ -459,7 +479,7 @@ async def test_a_credit_note_points_at_its_row_and_leaves_the_invoice_alone(db, 
     assert (again, replayed) == (note, True)
     with pytest.raises(KeyReusedError):
         await correct(db, tenant, "credit_note", 1, "k1", request)
-    with pytest.raises(ConflictError, match="1 micro-units are left"):
+    with pytest.raises(ConflictError, match=r"0\.000001 USD is left"):
         await correct(db, tenant, "credit_note", 2, "k2", request)
     with pytest.raises(NotFoundError):
         await correct(db, "operator", "credit_note", 1, "k3", request)
@@ -468,6 +488,21 @@ async def test_a_credit_note_points_at_its_row_and_leaves_the_invoice_alone(db, 
         assert document.total == -(charge - 1)
         after = await invoices.get(conn, invoice.number)
         assert msgspec.structs.replace(after, standing=invoice.standing) == invoice
+    await assert_books(db)
+
+
+async def test_a_charge_on_an_invoice_takes_no_adjustment_and_what_is_left_of_it_stands_in_its_currency(db, tenant):
+    request, charge = await a_charge(db)
+    await correct(db, tenant, "adjustment", charge - 3, "k1", request, now_ms=END * 1000 + 5)
+    with pytest.raises(ConflictError, match=r"^Of this charge 0\.000003 USD is left to be corrected\.$"):
+        await correct(db, tenant, "adjustment", 4, "k2", request, now_ms=END * 1000 + 5)
+    invoice = await close(db, tenant)
+    with pytest.raises(ConflictError, match=f"on the invoice {invoice.number}: correct it by a credit note"):
+        await correct(db, tenant, "adjustment", 3, "k3", request)
+    note, _ = await correct(db, tenant, "credit_note", 3, "k3", request)
+    assert note.number == "CN-000001"
+    again, is_replay = await correct(db, tenant, "adjustment", charge - 3, "k1", request)
+    assert (again.amount, is_replay) == (charge - 3, True), "a repeat of what was given before the close is answered"
     await assert_books(db)
 
 

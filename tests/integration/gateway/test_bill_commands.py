@@ -31,7 +31,7 @@ ISSUER = "/admin/v1/issuer"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(tmp_path_factory, redis_socket):
-    async with running_gateway(tmp_path_factory.mktemp("home"), emptied(redis_socket, 4)) as running:
+    async with running_gateway(tmp_path_factory.mktemp("home"), emptied(redis_socket, 3)) as running:
         yield running
 
 
@@ -86,6 +86,12 @@ async def test_an_operator_bills_a_customer_from_profile_to_payment(gateway, tmp
     assert (status, "DE136695976" in said, "19 %" in said) == (0, True, True), said
     status, said = await headgate(gateway, "billing", "set", tenant, "--country", "DE", "--purchase-order", "PO 4711")
     assert (status, "PO 4711" in said) == (0, True)
+    status, said = await headgate(gateway, "billing", "show", tenant)
+    shown = [" ".join(line.replace("\u2502", " ").split()) for line in said.splitlines()]
+    assert (status, "tax_rule standard, 19 % (that of the issuer)" in shown, "0 %" in said) == (0, True, False), said
+    export = ("billing", "set", tenant, "--tax", "export")
+    assert "export, 0 % (its own)" in (await headgate(gateway, *export))[1]
+    assert "19 % (that of the issuer)" in (await headgate(gateway, *export[:3], "--tax", "none"))[1]
     status, seen = await headgate(gateway, "invoice", "preview", tenant, "--period", PERIOD)
     assert (status, "EUR" in seen, "draft" in seen) == (0, True, True), seen
     out = tmp_path / "draft.pdf"

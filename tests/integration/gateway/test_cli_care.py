@@ -14,6 +14,7 @@ import click
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner
+from console_world import spend
 from gateways import MODEL, prepare_home, running_gateway
 from money import posting, record
 from redis_db import emptied
@@ -29,6 +30,7 @@ from gateway.base.home import Home
 from gateway.books.verification import RECORD_LATE_MS, verify
 from gateway.cli.main import main
 from gateway.cli.model import ServedModel, WantedModel
+from gateway.cli.money import cost
 from gateway.cli.preparation import Preparation
 from gateway.journal.journal import open_journal
 from gateway.journal.unshipped import OLD_MS
@@ -104,6 +106,27 @@ async def test_a_tenant_is_suspended_resumed_archived_and_deleted(gateway, headg
     report = await read(headgate, "tenants", "delete", "acme", "--yes")
     assert (report["deleted"], report["num_keys"]) == (True, 1)
     assert "acme" not in await headgate("tenants", "list", "--all")
+
+
+async def test_a_deletion_is_asked_for_with_what_is_still_to_be_billed_and_its_draft_is_found_by_id(gateway, headgate):
+    tenant = await headgate("tenants", "create", "acme")
+    question = "What the tenant stored can never be read again. Go on?"
+    await headgate("tenants", "archive", "acme", "--yes")
+    asked = await headgate("tenants", "delete", "acme", stdin="n\n", expect=1)
+    assert asked.startswith(question), "nothing is to be billed"
+    charge = await spend(gateway, tenant)
+    period = time.strftime("%Y-%m", time.gmtime())
+    asked = await headgate("tenants", "delete", "acme", stdin="n\n", expect=1)
+    assert asked.startswith(f"{cost(charge, 'USD')} of its charges are on no invoice yet ({period}): a later close"), (
+        asked
+    )
+    assert f"{tenant}, without its name. {question}" in asked
+    assert "No tenant has the id" in await headgate("invoice", "preview", "proj_unknown", expect=1)
+    await headgate("tenants", "delete", "acme", stdin="y\n")
+    draft = await read(headgate, "invoice", "preview", tenant, "--period", period)
+    assert (draft["project_id"], draft["subtotal_micro_units"]) == (tenant, charge)
+    refused = await headgate("invoice", "close", "--period", period, "--tenant", tenant, expect=1)
+    assert "closes 48 hours after its end" in refused
 
 
 async def test_a_key_is_bound_changed_rotated_and_reported(gateway, headgate):

@@ -12,6 +12,7 @@ import pytest
 from billing_world import CLOSED_MS, PERIOD, START, month_of_traffic, tenants_with_keys
 from click.testing import CliRunner
 from migrated import migrated_database
+from money import posting, record
 from sqlalchemy import insert, select, text
 
 from accounting.billing import invoices
@@ -19,9 +20,10 @@ from accounting.billing.residency_sums import HOUR_MS
 from accounting.database.db import Database
 from accounting.exports import exports, focus
 from accounting.prices import prices
+from accounting.requests import request_postings
 from accounting.tables.models import Tenant
 from accounting.tables.residency_models import ResidencyCharge
-from accounting.values.types import Rates
+from accounting.values.types import Rates, Usage
 from gateway.cli.main import main
 from gateway.cli.whole_file import whole_file
 
@@ -73,6 +75,29 @@ async def test_the_ledger_is_the_same_in_three_formats(url, tmp_path):
     assert [int(r["charge"]) for r in records] == [r["charge"] for r in rows]
     assert tuple(records[0]) == exports.LEDGER_COLUMNS
     assert sum(r["charge"] for r in rows) == (await one(url, "SELECT sum(charge) FROM ledger_entry"))[0]
+
+
+async def test_only_rows_that_write_off_name_a_reason(database_url):
+    await migrated_database(database_url)
+    database = Database(database_url)
+    async with database.write() as conn:
+        endings = [
+            posting("req_paid", Usage(0, 0, 5, 7), write_off="resume"),
+            posting("req_left", Usage(0, 0, 5, 7), outcome="client_gone", write_off="late_abort"),
+            posting("req_lost", kind="void", outcome="worker_crash", write_off="worker_crash"),
+        ]
+        await request_postings.post(conn, 0, 1, endings)
+        counted = [record("req_paid", Usage(0, 0, 5, 7)), record("req_left", Usage(0, 0, 5, 9), seq=2)]
+        await request_postings.post_engine_records(conn, [*counted, record("req_lost", Usage(0, 0, 3, 1), seq=3)])
+    rows = [row._mapping async for page in exports.ledger_rows(database, 0, 2**40) for row in page]
+    await database.close()
+    assert sorted((row["request_id"], row["kind"], row["write_off"], row["output"]) for row in rows) == [
+        ("req_left", "late_abort", "late_abort", 2),
+        ("req_left", "settle", "", 7),
+        ("req_lost", "void", "", 0),
+        ("req_lost", "worker_crash", "worker_crash", 1),
+        ("req_paid", "settle", "", 7),
+    ]
 
 
 async def test_pages_of_any_size_have_every_row_once(url):

@@ -84,7 +84,7 @@ _address = itertools.count(1)
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def gateway(redis_socket, tmp_path_factory):
     home = tmp_path_factory.mktemp("matrix")
-    redis_url = emptied(redis_socket, 4)
+    redis_url = emptied(redis_socket, 3)
     async with running_gateway(home, redis_url, trusted_networks=LOOPBACK) as running:
         yield running
 

@@ -87,6 +87,18 @@ async def test_arrays_of_the_client_filter_and_group(usage, gateway):
     assert nobody.data[0].results == []
 
 
+async def test_counts_are_asked_for_by_the_currency_of_their_charges(usage, gateway):
+    async with gateway.app[DATABASE].write() as conn:
+        yen = [posting("req_5", ONE, currency="JPY"), posting("req_6", ONE, currency="JPY")]
+        await request_postings.post(conn, 9, 2, yen)
+    page = await usage.completions(start_time=MIDNIGHT, end_time=MIDNIGHT + 86_400, group_by=["currency"])
+    found = [result.to_dict() for result in page.data[0].results]
+    assert {r["currency"]: (r["num_model_requests"], r["output_tokens"]) for r in found} == {
+        "usd": (3, 120),
+        "jpy": (2, 80),
+    }
+
+
 async def test_pages_lead_on_to_the_end(usage):
     starts, page = [], None
     while True:

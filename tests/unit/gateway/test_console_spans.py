@@ -63,9 +63,9 @@ def bucket(start: int, *results: dict) -> dict:
     return {"start_time": start, "results": list(results)}
 
 
-def used(model: str, output: int) -> dict:
+def used(model: str, output: int, currency: str = "usd") -> dict:
     counts = {"input_cached_tokens": 1, "input_cache_write_tokens": 2, "input_uncached_tokens": 3}
-    return {"model": model, "output_tokens": output, "num_model_requests": 1, **counts}
+    return {"model": model, "currency": currency, "output_tokens": output, "num_model_requests": 1, **counts}
 
 
 def cost(item: str, value: float, currency: str = "usd") -> dict:
@@ -77,6 +77,17 @@ def test_amounts_of_the_api_are_whole_micro_units():
     values = (0.000001, 0.1, 1_234_567.000003, 2_345.678901)
     sums.add_costs([bucket(0, *(cost("m, output", value) for value in values))], lambda item: True)
     assert sums.by("group")[""].amount("USD") == 1 + 100_000 + 1_234_567_000_003 + 2_345_678_901
+
+
+def test_requests_and_tokens_stand_with_the_currency_of_their_charges_and_add_up():
+    sums = Table("model")
+    sums.add_costs([bucket(0, cost("m, output", 3.0, "jpy"), cost("m, output", 2.0))], lambda item: True)
+    sums.add_usage([bucket(0, used("m", 5), used("m", 7, "jpy"), used("free", 1, "eur")), bucket(60, used("m", 11))])
+    shown = {row["currency"]: (row["requests"], row["output"], row["cost"]) for row in sums.total.rows}
+    assert shown == {"EUR": (1, 1, None), "JPY": (1, 7, 3_000_000), "USD": (2, 16, 2_000_000)}
+    assert [(row["currency"], row["output"]) for row in sums.by("time")[60].rows] == [("USD", 11)]
+    assert (sums.total.counts["requests"], sums.total.counts["output"]) == (4, 24)
+    assert [row["currency"] for row in Table("").total.rows] == [""], "an empty page has one row of zeros"
 
 
 def test_the_largest_groups_have_parts_of_their_own_and_the_rest_is_one():

@@ -120,6 +120,8 @@ async def show_profile(
 ) -> web.StreamResponse:
     found = await viewer.get(_api_path(request))
     shown = {**found, "tax_rate": money.percentage(found["tax_rate"]), **(form or {})}
+    rule = found.get("tax_rule")
+    taxed = f"{rule['tax'].replace('_', ' ')}, {money.percentage(rule['rate'])} %" if rule else ""
     return pages.show(
         request,
         viewer,
@@ -128,6 +130,7 @@ async def show_profile(
         values=shown,
         fields=_fields(request),
         taxes=TAXES,
+        taxed=taxed,
         refused=refused,
         own_address=pages.ROOT + _own_page(request),
     )

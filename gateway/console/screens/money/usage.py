@@ -16,7 +16,7 @@ from gateway.base import errors
 from gateway.console import charts, choices, formats, pages, spans
 from gateway.console.spans import Span
 from gateway.console.tables import Column, Kind, Table, money_column
-from gateway.console.usage_sums import GROUPS, Group, Item, Measure, Sums
+from gateway.console.usage_sums import GROUPS, Group, Item, Measure
 from gateway.console.usage_sums import Table as SumsTable
 from gateway.console.viewer import Viewer
 
@@ -89,7 +89,7 @@ async def _sums(viewer: Viewer, span: Span, group: Group, filters: Mapping[str, 
     tier, model = filters.get("tier"), filters.get("model")
     batch = {"batch": "true", "default": "false"}.get(tier or "")
     dimension = GROUPS[group]
-    groups = [] if dimension is None else [dimension]
+    groups = ["currency"] if dimension is None else [dimension, "currency"]
     sums, turn = SumsTable(group), asyncio.Lock()
 
     def is_asked(item: Item) -> bool:
@@ -177,13 +177,13 @@ def _into(here: URL, span: Span, start: int) -> str:
 def _by_group(sums: SumsTable, group: Group, names: Mapping[str, str], here: URL) -> Table:
     rows = []
     for name, total in sums.by("group").items():
-        rows += [{"group": name, "name": names.get(name, ""), **row} for row in _rows(total)]
+        rows += [{"group": name, "name": names.get(name, ""), **row} for row in total.rows]
     rows.sort(key=lambda row: (-(row["cost"] or 0), -row["output"], row["group"]))
     kind: Kind = "code" if group in {"tenant", "key"} else "text"
     by = {"tenant": "project_id", "key": "api_key_id", "model": "model", "tier": "tier"}.get(group)
     own = [] if by is None else [Column("group", group.capitalize(), kind, link=_only(here, by))]
     named = [Column("name", "Name")] if group == "tenant" else []
-    return Table("usage-by-group", [*own, *named, *_COLUMNS], rows, EMPTY, sums=_rows(sums.total) if own else ())
+    return Table("usage-by-group", [*own, *named, *_COLUMNS], rows, EMPTY, sums=sums.total.rows if own else ())
 
 
 def _only(here: URL, name: str) -> Any:
@@ -197,18 +197,11 @@ def _by_time(sums: SumsTable, span: Span, here: URL) -> Table:
     rows = [
         {"start": start, "time": spans.label(span.width, start), **row}
         for start in sorted(totals)
-        for row in _rows(totals[start])
+        for row in totals[start].rows
     ]
     # Days are UTC's, so their names must not move with the viewer's zone.
     into = Column("time", f"{span.width.capitalize()} (UTC)", link=lambda row: _into(here, span, row["start"]))
-    return Table("usage-by-time", [into, *_COLUMNS], rows, EMPTY, sums=_rows(sums.total))
-
-
-def _rows(total: Sums) -> Sequence[dict[str, Any]]:
-    """Returns a row for each currency; tokens stand in the first of them."""
-    first, *others = [*total.amounts, ""][: max(1, len(total.amounts))]
-    empty = dict.fromkeys(("cached", "written", "uncached", "output", "requests"), 0)
-    return [total.row(first), *(total.row(currency) | empty for currency in others)]
+    return Table("usage-by-time", [into, *_COLUMNS], rows, EMPTY, sums=sums.total.rows)
 
 
 _COLUMNS = (

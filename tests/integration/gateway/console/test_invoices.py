@@ -197,7 +197,8 @@ async def test_an_operator_bills_previews_voids_and_is_paid_in_the_console(share
         await operator.submit(
             "/issuer", name="Example Ltd", country="DE", tax="standard", tax_rate="19", payment_days="14"
         )
-        await operator.get(f"/tenants/{tenant}/billing")
+        page = await operator.get(f"/tenants/{tenant}/billing")
+        assert "They are taxed by the issuer's rule: " in page.words
         page = await operator.submit(f"/tenants/{tenant}/billing", city="São Paulo", country="BR")
         assert "São Paulo" in page.text
         draft = await operator.get(f"/invoices/draft?project_id={tenant}&period={PERIOD}")

@@ -90,6 +90,18 @@ async def test_each_currency_has_a_sum_of_its_own(shared_gateway):
             (tenants["USD"], str(charge), "USD"),
             (tenants["JPY"], str(yen), "JPY"),
         }
+        # Whatever the rows are, requests and tokens stand with the currency that they were charged in.
+        counts = {"USD": 2, "JPY": 1}
+        for query in ("group=", "group=model", "group=tier", "table=usage-by-time", "group=tier&table=usage-by-time"):
+            file = await operator.get(f"/usage?{query}&{span}&format=csv")
+            found = dict.fromkeys(counts, (0, 0))
+            for row in csv.DictReader(io.StringIO(file.text)):
+                requests, output = found[row["currency"]]
+                found[row["currency"]] = requests + int(row["requests"]), output + int(row["output"])
+            assert found == {name: (number, 500_000 * number) for name, number in counts.items()}, query
+        for currency, cost in (("USD", charge), ("JPY", yen)):
+            row = f"Sum {counts[currency]} [0-9, ]*{re.escape(money(cost, currency))}"
+            assert len(re.findall(row, page.words)) == 2, "a row below each table"
 
 
 async def test_a_page_sums_up_several_pages_of_the_api_and_says_when_there_are_too_many(shared_gateway, monkeypatch):
