@@ -116,6 +116,11 @@ def post(path: str, action: Screen, max_body_bytes: int = MAX_FORM_BYTES, *, is_
     return _route("POST", path, handler, max_body_bytes)
 
 
+def other(path: str, screen: Screen) -> Route:
+    """Returns the route of all methods that no route before it has for the path."""
+    return _route("*", path, _for_viewers(screen, path))
+
+
 def open_get(path: str, handler: Handler) -> Route:
     """Returns the route of a page that needs no session."""
     return _route("GET", path, _shown(handler))
@@ -126,7 +131,9 @@ def open_post(path: str, handler: Handler) -> Route:
     return _route("POST", path, _shown(handler), MAX_OPEN_FORM_BYTES)
 
 
-def _route(method: Literal["GET", "POST"], path: str, handler: Handler, max_body_bytes: int = MAX_FORM_BYTES) -> Route:
+def _route(
+    method: Literal["GET", "POST", "*"], path: str, handler: Handler, max_body_bytes: int = MAX_FORM_BYTES
+) -> Route:
     return Route(method, ROOT + path, handler, "console", max_body_bytes, json_body=False, shows=_refused_before)
 
 
@@ -195,6 +202,11 @@ async def nowhere(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     if not request.match_info["rest"]:
         return see_other("")
     raise errors.not_found("There is no such page.")
+
+
+async def no_form(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    """Answers for what is sent to a page that takes nothing. The API would ask it for a key, and count it as a bad one."""
+    raise errors.method_not_allowed(f"{request.method} of this page", ["GET"])
 
 
 def see_other(path: str, **query: Any) -> web.Response:
