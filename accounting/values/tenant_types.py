@@ -11,7 +11,7 @@ from accounting.values.types import CacheShare, Limits, TenantStatus
 
 
 class StreamsEnd(NamedTuple):
-    """What ended the requests that run under a key."""
+    """The change that ended the requests which run under a key."""
 
     version: int
     """Requests that began under an older version of the key or its tenant have to end."""
