@@ -116,11 +116,6 @@ def post(path: str, action: Screen, max_body_bytes: int = MAX_FORM_BYTES, *, is_
     return _route("POST", path, handler, max_body_bytes)
 
 
-def other(path: str, screen: Screen) -> Route:
-    """Returns the route of all methods that no route before it has for the path."""
-    return _route("*", path, _for_viewers(screen, path))
-
-
 def open_get(path: str, handler: Handler) -> Route:
     """Returns the route of a page that needs no session."""
     return _route("GET", path, _shown(handler))
@@ -204,9 +199,15 @@ async def nowhere(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     raise errors.not_found("There is no such page.")
 
 
-async def no_form(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    """Answers for what is sent to a page that takes nothing. The API would ask it for a key, and count it as a bad one."""
-    raise errors.method_not_allowed(f"{request.method} of this page", ["GET"])
+def no_form(path: str) -> Route:
+    """Returns the route of what is sent to a page that takes nothing. The API would ask it for a key, and count it as a
+    bad one.
+    """
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        raise errors.method_not_allowed(f"{request.method} of this page", ["GET"])
+
+    return _route("*", path, _shown(refuse))
 
 
 def see_other(path: str, **query: Any) -> web.Response:

@@ -46,6 +46,6 @@ ROUTES = [
     *webhooks.ROUTES,
     *doctor.ROUTES,
     pages.get("/{rest:(?s:.*)}", pages.nowhere),
-    pages.other("", pages.no_form),
-    pages.other("/{rest:(?s:.*)}", pages.no_form),
+    pages.no_form(""),
+    pages.no_form("/{rest:(?s:.*)}"),
 ]

@@ -19,15 +19,14 @@ from gateway.http.auth import AUTH
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 OPEN = {"/console/sign-in", "/console/assets/{version}/{name}"}
-PAGES = [route for route in routes() if route.scope == "console" and route.path not in OPEN]
+PAGES = [route for route in routes() if route.scope == "console" and route.path not in OPEN and route.method != "*"]
 
 
 async def test_every_page_without_a_session_leads_to_the_sign_in_page(shared_gateway: RunningGateway) -> None:
     async with browser(shared_gateway) as stranger:
         for route in PAGES:
             path = route.path.replace("{", "").replace("}", "")
-            method = "PUT" if route.method == "*" else route.method
-            async with stranger.session.request(method, path, allow_redirects=False) as answer:
+            async with stranger.session.request(route.method, path, allow_redirects=False) as answer:
                 assert (answer.status, answer.headers["location"].partition("?")[0]) == (303, "/console/sign-in"), path
                 assert answer.headers["content-security-policy"].startswith(CSP)
         page = await stranger.get("/requests?model=x")
