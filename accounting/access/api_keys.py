@@ -22,11 +22,11 @@ from accounting.database.db import among
 from accounting.database.driver_selects import select_together
 from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.events import events, outbox
-from accounting.tables.models import ApiKey, AuthEpoch
+from accounting.tables.models import ApiKey, AuthEpoch, Tenant
 from accounting.values import texts
 from accounting.values.errors import InvalidError
 from accounting.values.ids import new_id
-from accounting.values.tenant_types import ApiKeyInfo, KeyChanges, NewApiKey
+from accounting.values.tenant_types import ApiKeyInfo, KeyChanges, NewApiKey, StreamsEnd
 from accounting.values.types import OPERATOR_TENANT, Limits
 
 ALL_OF_TENANT = frozenset({"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"})
@@ -256,10 +256,17 @@ async def end_streams_of_tenant(conn: AsyncConnection, tenant_id: str, version: 
     await conn.execute(mine.values(streams_ended=version))
 
 
-async def ended_streams(conn: AsyncConnection, key_ids: Collection[str]) -> dict[str, int]:
-    """Returns a version by key id: a request that began under an older version of the key or its tenant has to end."""
-    query = select(ApiKey.id, ApiKey.streams_ended).where(ApiKey.id.in_(key_ids), ApiKey.streams_ended.is_not(None))
-    return {row.id: row.streams_ended for row in await conn.execute(query)}
+async def ended_streams(conn: AsyncConnection, key_ids: Collection[str]) -> dict[str, StreamsEnd]:
+    """Returns what ended running requests, by key id."""
+    query = (
+        select(ApiKey.id, ApiKey.streams_ended, ApiKey.revoked_at, ApiKey.disabled, Tenant.status)
+        .join(Tenant, Tenant.id == ApiKey.tenant_id)
+        .where(ApiKey.id.in_(key_ids), ApiKey.streams_ended.is_not(None))
+    )
+    return {
+        row.id: StreamsEnd(row.streams_ended, "active" if row.disabled or row.revoked_at is not None else row.status)
+        for row in await conn.execute(query)
+    }
 
 
 async def touch(conn: AsyncConnection, used_at: Mapping[str, int]) -> None:

@@ -9,6 +9,7 @@ bytes.
 
 from __future__ import annotations
 
+import json
 from codecs import BOM_UTF8
 from collections.abc import Container, Iterable, Iterator
 from hashlib import blake2b
@@ -26,6 +27,8 @@ MAX_CUSTOM_ID_CHARS = 512
 MAX_TEXT_BYTES = 8 * 1024
 """The longest text of a field that is decoded. A custom_id takes up to 6 KiB, and nothing longer is right in any
 field."""
+MAX_BESIDE_BYTES = 64 * 1024
+"""The most bytes of a line beside its body. They are decoded."""
 MAX_CANONICAL_BYTES = 1024 * 1024
 """The longest line whose prefix is made canonical. Longer ones are sorted by their bytes as they were sent."""
 
@@ -47,7 +50,8 @@ Code = Literal[
 ]
 
 _MESSAGES: dict[str, str] = {
-    "invalid_json_line": "This line is not parseable as a valid JSON object with a body object.",
+    "invalid_json_line": "This line is not parseable as a valid JSON object with a body object, has a key twice, or has more "
+    "than 64 KiB beside its body.",
     "missing_custom_id": "This line has no custom_id of 1 to 512 characters other than the null character.",
     "duplicate_custom_id": "The custom_id of this line has been used before.",
     "invalid_method": "The method of this line is not POST.",
@@ -134,6 +138,8 @@ _LINE: Final = msgspec.json.Decoder(_Line)
 _BODY: Final = msgspec.json.Decoder(Body)
 _TEXT: Final = msgspec.json.Decoder(str)
 _ANY: Final = msgspec.json.Decoder()
+_KEYS: Final = json.JSONDecoder(object_pairs_hook=lambda pairs: [name for name, _ in pairs])
+"""Decodes an object to its keys. The other decoders keep the last one of a key that is there twice."""
 
 
 class LineChecker:
@@ -164,6 +170,8 @@ class LineChecker:
             raise Refused("invalid_method", custom_id)
         if _text(line.url) != self._endpoint:
             raise Refused("mismatched_url", custom_id)
+        assert raw is not None
+        _refuse_doubled(raw, line.body)
         body = _decoded(_BODY, line.body)
         model = _text(body.model)
         if model is None or model not in self._models:
@@ -203,6 +211,20 @@ def _decoded(decoder: msgspec.json.Decoder[L], raw: bytes | msgspec.Raw | None) 
         return decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise Refused("invalid_json_line") from None
+
+
+def _refuse_doubled(raw: bytes, body: msgspec.Raw) -> None:
+    """Refuses a line that has a key twice: nobody can say which of the two was meant. A key inside of the body is judged
+    when the line runs. Raises `Refused`."""
+    beside = b"0".join(raw.rsplit(body, 1))
+    if len(beside) > MAX_BESIDE_BYTES:
+        raise Refused("invalid_json_line")
+    try:
+        keys = _KEYS.decode(beside.decode())
+    except (ValueError, RecursionError):
+        raise Refused("invalid_json_line") from None
+    if len(set(keys)) < len(keys):
+        raise Refused("invalid_json_line")
 
 
 def _text(raw: msgspec.Raw) -> str | None:

@@ -30,11 +30,11 @@ MODEL_LIMITS = select(ModelLimit.__table__).where(ModelLimit.tenant_id == bindpa
 
 async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
     """Creates a tenant. Raises InvalidError, and NameTakenError for the name of a tenant that is not archived."""
-    tenant_id = new_id("proj")
+    tenant_id, name = new_id("proj"), _tenant_name(name)
     version = await auth_epoch.record(
         conn, "project.created", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id
     )
-    await conn.execute(insert(Tenant).values(id=tenant_id, name=_tenant_name(name), created_at=now, version=version))
+    await conn.execute(insert(Tenant).values(id=tenant_id, name=name, created_at=now, version=version))
     await _check_only_one(conn, name)
     return await get(conn, tenant_id)
 
@@ -63,9 +63,8 @@ async def list_tenants(
 async def rename(conn: AsyncConnection, tenant_id: str, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
     """Renames a tenant. Raises InvalidError, NotFoundError, ConflictError, and NameTakenError as `create` does."""
     await living(conn, tenant_id)
-    values = {"name": _tenant_name(name)}
-    tenant = await apply_change(conn, tenant_id, values, "project.updated", now, actor)
-    await _check_only_one(conn, name)
+    tenant = await apply_change(conn, tenant_id, {"name": _tenant_name(name)}, "project.updated", now, actor)
+    await _check_only_one(conn, tenant.name)
     return tenant
 
 
@@ -215,9 +214,10 @@ def _tenant(row: Row[Any]) -> TenantInfo:
 
 
 def _tenant_name(name: str) -> str:
+    name = texts.checked_name(name)
     if name.startswith(ID_PREFIX):
         raise InvalidError(f"A project's name must not begin with '{ID_PREFIX}', as ids do.", "name")
-    return texts.checked_name(name)
+    return name
 
 
 async def _check_only_one(conn: AsyncConnection, name: str) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from accounting.values.types import CacheShare, Limits
+from accounting.values.types import CacheShare, Limits, TenantStatus
+
+
+class StreamsEnd(NamedTuple):
+    """The change that ended the requests which run under a key."""
+
+    version: int
+    """Requests that began under an older version of the key or its tenant have to end."""
+    tenant_status: TenantStatus
+    """The tenant's status, which refuses its next request; `active` where the key itself does not work any more."""
 
 
 class TenantInfo(msgspec.Struct, frozen=True):
@@ -15,7 +24,7 @@ class TenantInfo(msgspec.Struct, frozen=True):
 
     id: str
     name: str
-    status: Literal["active", "suspended", "archived"]
+    status: TenantStatus
     created_at: int
     archived_at: int | None
     limits: Limits

@@ -23,8 +23,10 @@ def refuse_hidden(text: str, param: str) -> None:
 
 
 def checked_name(name: str) -> str:
-    """Returns the name. Raises InvalidError if it is blank or too long, or has a hidden character."""
+    """Returns the name without spaces at its ends: two names that look equal are one. Raises InvalidError if it is blank or
+    too long, or has a hidden character.
+    """
     if not name.strip() or len(name) > 200:
         raise InvalidError("A name must have 1 to 200 characters.", "name")
     refuse_hidden(name, "name")
-    return name
+    return name.strip()

@@ -138,6 +138,9 @@ class CacheShare(msgspec.Struct, frozen=True):
     """The requests that may meet each other's KV: those of the tenant, of one key, or of one key's end user."""
 
 
+TenantStatus = Literal["active", "suspended", "archived"]
+
+
 class Principal(msgspec.Struct, frozen=True):
     """The sender of a request, as the gateway knows it after authentication. It is immutable and versioned."""
 
@@ -146,7 +149,7 @@ class Principal(msgspec.Struct, frozen=True):
     key_id: str
     """The id of the key, `key_...`; never the secret."""
     scopes: frozenset[str]
-    tenant_status: Literal["active", "suspended", "archived"] = "active"
+    tenant_status: TenantStatus = "active"
     models: frozenset[str] | None = None
     """An allow-list. None stands for every model."""
     denied_models: frozenset[str] = frozenset()

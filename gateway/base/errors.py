@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from accounting.values.types import TenantStatus
+
 
 class ErrorBody(msgspec.Struct, frozen=True):
     message: str
@@ -55,12 +57,21 @@ def unauthorized() -> ApiError:
 
 
 def access_ended() -> ApiError:
-    """The key was revoked, or its tenant suspended, while the request ran."""
+    """The key was revoked or disabled while the request ran."""
     return ApiError(401, "The access of this API key was taken away while the request ran.", code="invalid_api_key")
 
 
 def forbidden(code: str, message: str) -> ApiError:
     return ApiError(403, message, code=code)
+
+
+def tenant_closed(status: TenantStatus) -> ApiError | None:
+    """Returns how requests of a tenant are refused that is suspended or archived; None for an active one."""
+    if status == "suspended":
+        return forbidden("tenant_suspended", "This project is suspended.")
+    if status == "archived":
+        return forbidden("project_archived", "This project is archived.")
+    return None
 
 
 def price_unknown() -> ApiError:

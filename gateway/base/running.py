@@ -10,10 +10,13 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 
+from accounting.values.tenant_types import StreamsEnd
 from accounting.values.types import Principal
 from gateway.base import errors
 
 RETRY_MS = 1_000
+End = Callable[[errors.ApiError], None]
+"""Ends a request with an error of its own."""
 
 
 class Running:
@@ -22,27 +25,27 @@ class Running:
     """
 
     def __init__(self) -> None:
-        self._ends: defaultdict[str, dict[Callable[[], None], int]] = defaultdict(dict)
+        self._ends: defaultdict[str, dict[End, int]] = defaultdict(dict)
 
     @property
     def key_ids(self) -> Collection[str]:
         return list(self._ends)
 
-    def add(self, principal: Principal, end: Callable[[], None]) -> None:
+    def add(self, principal: Principal, end: End) -> None:
         self._ends[principal.key_id][end] = principal.version
 
-    def discard(self, principal: Principal, end: Callable[[], None]) -> None:
+    def discard(self, principal: Principal, end: End) -> None:
         ends = self._ends.get(principal.key_id, {})
         ends.pop(end, None)
         if not ends:
             self._ends.pop(principal.key_id, None)
 
-    def end(self, ended: Mapping[str, int]) -> None:
-        """Ends requests. `ended` maps each key id to the version that ends older requests."""
-        for key_id, version in ended.items():
+    def end(self, ended: Mapping[str, StreamsEnd]) -> None:
+        """Ends requests, by the ids of their keys, with the refusal that the next request under the key gets."""
+        for key_id, why in ended.items():
             for end, began in list(self._ends.get(key_id, {}).items()):
-                if began < version:
-                    end()
+                if began < why.version:
+                    end(errors.tenant_closed(why.tenant_status) or errors.access_ended())
 
 
 class KeyConnections:

@@ -46,7 +46,7 @@ SHARE = (
 
 
 def _create_tenant(api: AdminApi, fields: Fields) -> dict[str, Any]:
-    name = fields["name"]
+    name = fields["name"].strip()
     try:
         return api.call("POST", PROJECTS, {"name": name})
     except ApiFailed as error:

@@ -126,7 +126,9 @@ def open_post(path: str, handler: Handler) -> Route:
     return _route("POST", path, _shown(handler), MAX_OPEN_FORM_BYTES)
 
 
-def _route(method: Literal["GET", "POST"], path: str, handler: Handler, max_body_bytes: int = MAX_FORM_BYTES) -> Route:
+def _route(
+    method: Literal["GET", "POST", "*"], path: str, handler: Handler, max_body_bytes: int = MAX_FORM_BYTES
+) -> Route:
     return Route(method, ROOT + path, handler, "console", max_body_bytes, json_body=False, shows=_refused_before)
 
 
@@ -195,6 +197,17 @@ async def nowhere(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     if not request.match_info["rest"]:
         return see_other("")
     raise errors.not_found("There is no such page.")
+
+
+def no_form(path: str) -> Route:
+    """Returns the route of what is sent to a page that takes nothing. The API would ask it for a key, and count it as a
+    bad one.
+    """
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        raise errors.method_not_allowed(f"{request.method} of this page", ["GET"])
+
+    return _route("*", path, _shown(refuse))
 
 
 def see_other(path: str, **query: Any) -> web.Response:

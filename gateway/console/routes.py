@@ -46,4 +46,6 @@ ROUTES = [
     *webhooks.ROUTES,
     *doctor.ROUTES,
     pages.get("/{rest:(?s:.*)}", pages.nowhere),
+    pages.no_form(""),
+    pages.no_form("/{rest:(?s:.*)}"),
 ]

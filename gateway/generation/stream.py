@@ -53,6 +53,8 @@ _OUTCOMES: dict[str, Outcome] = {
     "lease_lost": "lease_lost",
     "server_draining": "drain",
     "invalid_api_key": "client_gone",
+    "tenant_suspended": "client_gone",
+    "project_archived": "client_gone",
     "upstream_unavailable": "worker_lost",
 }
 _CUTS: dict[Outcome, Cut] = {
@@ -371,9 +373,9 @@ class GenerationGroup:
     def _cut(self) -> None:
         self._mailbox.fail(errors.unavailable("server_draining", "The server is shutting down."))
 
-    def _revoke(self) -> None:
-        """Ends the run because its key ended. The output until now is charged."""
-        self._mailbox.fail(errors.access_ended())
+    def _revoke(self, why: errors.ApiError) -> None:
+        """Ends the run because its key ended or its tenant may not ask any more. The output until now is charged."""
+        self._mailbox.fail(why)
 
     def _end(self, error: BaseException | None) -> None:
         if self._has_ended:

@@ -100,6 +100,8 @@ async def send_continue(request: web.Request) -> None:
 
 NUM_BODY_BYTES = web.RequestKey("num_body_bytes", int)
 """The length of the JSON body in bytes, as it came."""
+IGNORED = web.RequestKey("ignored", list[str])
+"""The names of the body's members that an endpoint in another maker's shape does not know."""
 EXPECTS = web.RequestKey("expects", str)
 """The client's `Expect`, in small letters. Absent if there is none."""
 CONTINUE = "100-continue"

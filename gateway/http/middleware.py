@@ -193,10 +193,8 @@ def _authorize(request: web.Request, route: Route) -> None:
 
 def refuse_suspended(principal: Principal) -> None:
     """Refuses a tenant that is suspended or archived. Raises `ApiError` 403."""
-    if principal.tenant_status == "suspended":
-        raise errors.forbidden("tenant_suspended", "This project is suspended.")
-    if principal.tenant_status == "archived":
-        raise errors.forbidden("project_archived", "This project is archived.")
+    if (refused := errors.tenant_closed(principal.tenant_status)) is not None:
+        raise refused
 
 
 def allows(route: Route, principal: Principal) -> bool:
@@ -219,6 +217,8 @@ async def stamp_answer(request: web.Request, response: web.StreamResponse) -> No
     if not record.is_waiting:
         record.mark("first_byte")
     stamp(response, record.request_id, int(record.duration_ms))
+    if ignored := request.get(body.IGNORED):
+        response.headers["x-headgate-ignored"] = ", ".join(ignored)
     if record.client_request_id:
         response.headers[CLIENT_ID] = record.client_request_id
     if speaks_anthropic(request):

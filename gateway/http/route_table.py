@@ -37,7 +37,8 @@ MAX_JSON_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    method: Literal["GET", "POST", "DELETE", "PATCH", "PUT"]
+    method: Literal["GET", "POST", "DELETE", "PATCH", "PUT", "*"]
+    """The star stands for every method that no other route of the path has."""
     path: str
     handler: Handler
     scope: Scope

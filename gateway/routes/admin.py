@@ -17,6 +17,7 @@ from gateway.http.route_table import Handler, Route, Scope
 from gateway.intake.json_body import decode_stored
 from gateway.schema import query
 from gateway.schema.convert import convert
+from gateway.schema.parameters import unknown_in
 
 PROJECTS = "/v1/organization/projects"
 PROJECT = PROJECTS + "/{project_id}"
@@ -33,7 +34,14 @@ async def fields(request: web.Request, kind: type[T], unsupported: tuple[str, ..
     for name in unsupported:
         if value.get(name) is not None:
             raise errors.invalid(f"The parameter '{name}' is not supported.", name, "unsupported_parameter")
-    return convert(value, kind)
+    return known_of(request, value, kind)
+
+
+def known_of(request: web.Request, value: dict[str, Any], kind: type[T]) -> T:
+    """Converts a body whose type may leave names unknown: the answer names them. Raises `ApiError` 400."""
+    found = convert(value, kind)
+    request[body.IGNORED] = unknown_in(value, kind)
+    return found
 
 
 def project(request: web.Request) -> str:

@@ -161,12 +161,14 @@ async def stream(request: web.Request, row: StoredResponse, texts: ResponseTexts
     events = await _events(request, row, texts, number)  # before the head leaves: a database that is away is a 503
     await out.start({})
     silent_s, pause_s = 0.0, POLL_S
-    key_ended, principal = asyncio.Event(), request[PRINCIPAL]
-    request.app[RUNNING].add(principal, key_ended.set)
+    principal = request[PRINCIPAL]
+    ended: list[errors.ApiError] = []
+    end = ended.append
+    request.app[RUNNING].add(principal, end)
     try:
         while True:
-            if key_ended.is_set():
-                raise errors.access_ended()
+            if ended:
+                raise ended[0]
             if events:
                 number, pause_s = events[-1]["sequence_number"], POLL_S
                 await out.send(*events)
@@ -185,7 +187,7 @@ async def stream(request: web.Request, row: StoredResponse, texts: ResponseTexts
     except errors.ApiError as error:
         return await out.close(_cut_event(error, number + 1), done=False)
     finally:
-        request.app[RUNNING].discard(principal, key_ended.set)
+        request.app[RUNNING].discard(principal, end)
 
 
 def _cut_event(error: errors.ApiError, number: int) -> dict[str, Any]:

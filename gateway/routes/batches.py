@@ -27,10 +27,9 @@ from gateway.http.sql import reading, writing
 from gateway.idempotency import creations
 from gateway.intake.fingerprints import fingerprint
 from gateway.intake.json_body import decode_stored
-from gateway.routes.admin import only_of
+from gateway.routes.admin import known_of, only_of
 from gateway.schema import query
 from gateway.schema.batches import NewBatch, batch_object
-from gateway.schema.convert import convert
 from gateway.schema.organization import listing, reply
 from gateway.telemetry.keys import RECORD
 
@@ -42,7 +41,7 @@ SCOPES = {"/v1/embeddings": "embeddings"}
 async def create(request: web.Request) -> web.Response:
     """Makes a batch of an uploaded file of requests."""
     value = decode_stored(await body.read(request, MAX_BODY_BYTES))
-    fields = convert(value, NewBatch)
+    fields = known_of(request, value, NewBatch)
     principal = request[PRINCIPAL]
     if SCOPES.get(fields.endpoint, "chat") not in principal.scopes:
         raise errors.forbidden("insufficient_scope", "This key may not use the batch's endpoint.")

@@ -15,6 +15,7 @@ from gateway.generation.vectors import VectorPlan
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.routes import chat, common, completions, embeddings, messages, responses
+from gateway.schema.convert import OwnBody
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"]
 PLANS: dict[Endpoint, Callable[..., Awaitable[AnswerPlan | VectorPlan]]] = {
@@ -30,7 +31,7 @@ SCOPES = {"/v1/embeddings": "embeddings"}
 """The scopes of the endpoints that a quote may be for. It is `chat` for those that are not named."""
 
 
-class QuoteFields(msgspec.Struct, frozen=True):
+class QuoteFields(OwnBody, frozen=True):
     endpoint: Endpoint
     body: dict[str, Any]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from accounting.tenants.adapters import AdapterInfo
 from gateway.schema import forms
+from gateway.schema.convert import OwnBody
 from workers.protocol.reports import AdapterState
 
 
-class NewAdapter(msgspec.Struct, frozen=True):
+class NewAdapter(OwnBody, frozen=True):
     model: str
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     path: Annotated[str, Meta(min_length=1, max_length=4096, pattern=forms.ABSOLUTE_PATH)]

@@ -12,6 +12,7 @@ from accounting.batches.batches import BatchInfo
 from accounting.batches.files import MAX_EXPIRY_S, MIN_EXPIRY_S, FileInfo
 from accounting.batches.validate import MAX_LINES
 from accounting.requests.batch_results import LineFailures
+from gateway.schema.convert import OwnBody
 
 Seconds = Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
 MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -23,7 +24,7 @@ class ExpiresAfter(msgspec.Struct, frozen=True):
     seconds: Seconds
 
 
-class HeadgateOptions(msgspec.Struct, frozen=True):
+class HeadgateOptions(OwnBody, frozen=True):
     invalid_lines: Literal["reject", "skip"] = "reject"
 
 
@@ -44,7 +45,7 @@ class EstimateOptions(HeadgateOptions, frozen=True):
     """A file with more lines is sampled evenly."""
 
 
-class EstimateFields(NewBatch, frozen=True):
+class EstimateFields(NewBatch, frozen=True, forbid_unknown_fields=True):
     """The body of a batch that is not submitted yet."""
 
     endpoint: Endpoint

@@ -14,7 +14,7 @@ from accounting.billing.invoice_lines import Line
 from accounting.terms import parties
 from accounting.terms.parties import MAX_CHARS, MAX_PAYMENT_DAYS, Customer, Issuer, Tax
 from accounting.values.budget_types import MAX_AMOUNT
-from gateway.schema.convert import convert
+from gateway.schema.convert import OwnBody, convert
 from gateway.schema.invoices import Second, tax_rule
 
 Text = Annotated[str, Meta(max_length=MAX_CHARS)] | UnsetType
@@ -23,7 +23,7 @@ Rate = Annotated[int, Meta(ge=0, le=1_000_000)] | UnsetType
 C = TypeVar("C", bound=msgspec.Struct)
 
 
-class PartyChanges(msgspec.Struct, frozen=True):
+class PartyChanges(OwnBody, frozen=True):
     """An absent field stays as it was; null sets the default."""
 
     name: Text = UNSET
@@ -61,7 +61,7 @@ class CustomerChanges(PartyChanges, frozen=True):
     buyer_reference: Text = UNSET
 
 
-class NewPayment(msgspec.Struct, frozen=True):
+class NewPayment(OwnBody, frozen=True):
     amount_micro_units: Annotated[int, Meta(ge=1, le=MAX_AMOUNT)] | None = None
     """The default is all that is open."""
     reference: Annotated[str, Meta(max_length=MAX_CHARS)] = ""
@@ -69,7 +69,7 @@ class NewPayment(msgspec.Struct, frozen=True):
     paid_at: Second | None = None
 
 
-class NewVoid(msgspec.Struct, frozen=True):
+class NewVoid(OwnBody, frozen=True):
     reason: Annotated[str, Meta(min_length=1, max_length=MAX_CHARS)]
 
 

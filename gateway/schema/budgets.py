@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from accounting.limits.budgets import NewBudget
@@ -15,6 +14,7 @@ from accounting.values import time_zones
 from accounting.values.budget_types import Budget, Dimension, Hardness, Level, Period, Quota
 from accounting.values.types import Tier
 from gateway.schema import forms
+from gateway.schema.convert import OwnBody
 
 Amount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Change = Annotated[int, Meta(ge=-(2**53) + 1, le=2**53 - 1)]
@@ -22,12 +22,12 @@ Currency = Annotated[str, Meta(pattern=forms.CURRENCY)]
 Moment = Annotated[int, Meta(ge=0, le=10**10)]
 
 
-class FixedPeriod(msgspec.Struct, frozen=True):
+class FixedPeriod(OwnBody, frozen=True):
     start: Moment
     end: Moment
 
 
-class BudgetFields(msgspec.Struct, frozen=True):
+class BudgetFields(OwnBody, frozen=True):
     project_id: str
     period: Literal["hour", "day", "month"] | FixedPeriod
     limit_micro_units: Amount
@@ -54,7 +54,7 @@ class BudgetFields(msgspec.Struct, frozen=True):
         )
 
 
-class BudgetChanges(msgspec.Struct, frozen=True):
+class BudgetChanges(OwnBody, frozen=True):
     limit_micro_units: Amount | None = None
     hard: bool | None = None
     shadow: bool | None = None
@@ -66,14 +66,14 @@ class BudgetChanges(msgspec.Struct, frozen=True):
         return _hardness(hard, shadow)
 
 
-class NewAdjustment(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+class NewAdjustment(OwnBody, frozen=True, rename={"from_": "from"}):
     micro_units: Change
     from_: Moment
     to: Moment
     currency: Currency | None = None
 
 
-class QuotaFields(msgspec.Struct, frozen=True):
+class QuotaFields(OwnBody, frozen=True):
     project_id: str
     level: Level
     dimension: Dimension

@@ -14,18 +14,19 @@ from accounting.terms.parties import TaxRule
 from accounting.values.budget_types import MAX_AMOUNT
 from accounting.values.periods import LAST_SECOND
 from gateway.schema import forms
+from gateway.schema.convert import OwnBody
 
 Id = Annotated[str, Meta(min_length=1, max_length=200)]
 Second = Annotated[int, Meta(ge=0, le=LAST_SECOND)]
 
 
-class NewInvoice(msgspec.Struct, frozen=True):
+class NewInvoice(OwnBody, frozen=True):
     period: Annotated[str, Meta(pattern=forms.MONTH)]
     project_id: Id | None = None
     """The default is every tenant that used something in that month."""
 
 
-class CreditFields(msgspec.Struct, frozen=True):
+class CreditFields(OwnBody, frozen=True):
     type: Literal["grant", "credit_note", "adjustment"]
     project_id: Id
     amount_micro_units: Annotated[int, Meta(ge=1, le=MAX_AMOUNT)]

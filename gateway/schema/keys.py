@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, field
 
 from accounting.access import delegation
 from accounting.values.tenant_types import ApiKeyInfo, KeyChanges
 from accounting.values.types import Limits
 from gateway.schema import request_limits
-from gateway.schema.convert import convert
+from gateway.schema.convert import OwnBody, convert
 from gateway.schema.request_limits import Count
 
 Text = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -20,12 +19,12 @@ Text = Annotated[str, Meta(min_length=1, max_length=200)]
 _NULLABLE = ("models", "addresses", *request_limits.NAMES)
 
 
-class NewKey(msgspec.Struct, frozen=True):
+class NewKey(OwnBody, frozen=True):
     """A new key. A tenant's key leaves `project_id` out; what it leaves out of the rest is as it is for itself."""
 
     project_id: str = ""
     name: Text = "Secret Key"
-    scopes: list[str] = []
+    scopes: list[str] = field(default_factory=list)
     models: Annotated[list[Text], Meta(max_length=1000)] | None = None
     addresses: Annotated[list[Text], Meta(max_length=100)] | None = None
     expires_in_seconds: Annotated[int, Meta(ge=1, le=10**10)] | None = None
@@ -34,7 +33,7 @@ class NewKey(msgspec.Struct, frozen=True):
     max_running_requests: Count | None = None
 
 
-class KeyPatch(msgspec.Struct, frozen=True):
+class KeyPatch(OwnBody, frozen=True):
     """Changes of a key. An absent field stays as it was; null removes the bound."""
 
     models: Annotated[list[Text], Meta(max_length=1000)] | UnsetType = UNSET
@@ -45,11 +44,11 @@ class KeyPatch(msgspec.Struct, frozen=True):
     max_running_requests: Count | UnsetType = UNSET
 
 
-class Rotation(msgspec.Struct, frozen=True):
+class Rotation(OwnBody, frozen=True):
     overlap_seconds: Annotated[int, Meta(ge=0, le=604_800)] = 0
 
 
-class LeakedKey(msgspec.Struct, frozen=True):
+class LeakedKey(OwnBody, frozen=True):
     value: Annotated[str, Meta(min_length=1, max_length=256)]
 
 

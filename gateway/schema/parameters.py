@@ -100,6 +100,16 @@ def _honoured(
     return found
 
 
+def unknown_in(value: Mapping[str, Any], kind: type[msgspec.Struct]) -> list[str]:
+    """Returns the unknown names of a body that is read by its struct alone, those of the objects in it as
+    `object.field`.
+    """
+    fields = {one.encode_name: one.type for one in msgspec.structs.fields(kind)}
+    found = [name for name, item in value.items() if name not in fields and item is not None and _NAME.fullmatch(name)]
+    parts = {name: one for name, one in fields.items() if isinstance(one, type) and issubclass(one, msgspec.Struct)}
+    return (found + unknown_inside(value, parts, {}))[:MAX_IGNORED_NAMES]
+
+
 def unknown_inside(
     value: Mapping[str, Any], parts: Mapping[str, type[msgspec.Struct]], unsupported: Mapping[str, str]
 ) -> list[str]:

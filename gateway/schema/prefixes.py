@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from gateway.base import errors
+from gateway.schema.convert import OwnBody
 
 MAX_TTL_S = 10 * 366 * 86_400
 
 
-class NewPrefix(msgspec.Struct, frozen=True):
+class NewPrefix(OwnBody, frozen=True):
     model: str
     name: Annotated[str, Meta(min_length=1, max_length=200)] = "Public prefix"
     messages: list[Any] | None = None

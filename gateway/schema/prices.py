@@ -16,6 +16,7 @@ from accounting.prices.pricing import MAX_RATE
 from accounting.values.periods import LAST_SECOND
 from accounting.values.types import Rates, Tier
 from gateway.schema import forms
+from gateway.schema.convert import OwnBody
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=forms.SHEET_NAME)]
 Model = Annotated[str, Meta(min_length=1, max_length=300)]
@@ -23,7 +24,7 @@ Rate = Annotated[int, Meta(ge=0, le=MAX_RATE)]
 Second = Annotated[int, Meta(ge=0, le=LAST_SECOND)]
 
 
-class ModelRates(msgspec.Struct, frozen=True):
+class ModelRates(OwnBody, frozen=True):
     """Rates of a model in micro-units per million tokens."""
 
     model: Model
@@ -34,7 +35,7 @@ class ModelRates(msgspec.Struct, frozen=True):
     tier: Tier = "interactive"
 
 
-class ResidencyRates(msgspec.Struct, frozen=True):
+class ResidencyRates(OwnBody, frozen=True):
     """Rates of kept KV in micro-units per GB and hour."""
 
     model: Model
@@ -42,7 +43,7 @@ class ResidencyRates(msgspec.Struct, frozen=True):
     pinned: Rate = 0
 
 
-class NewSheetVersion(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+class NewSheetVersion(OwnBody, frozen=True, rename={"from_": "from"}):
     sheet: Name
     rates: Annotated[list[ModelRates], Meta(min_length=1, max_length=2000)]
     currency: Annotated[str, Meta(pattern=forms.CURRENCY)] | None = None
@@ -50,13 +51,13 @@ class NewSheetVersion(msgspec.Struct, frozen=True, rename={"from_": "from"}):
     from_: Second | None = None
     """The default is now."""
     until: Second | None = None
-    residency: list[ResidencyRates] = []
+    residency: list[ResidencyRates] = msgspec.field(default_factory=list)
 
     def table(self) -> dict[tuple[str, Tier], Rates]:
         return {(r.model, r.tier): Rates(r.cache_read, r.cache_write, r.uncached, r.output) for r in self.rates}
 
 
-class NewAssignment(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+class NewAssignment(OwnBody, frozen=True, rename={"from_": "from"}):
     sheet: Name
     from_: Second | None = None
     until: Second | None = None

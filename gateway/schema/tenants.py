@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from accounting.lifecycle.erasure import ErasureReport
@@ -16,11 +15,11 @@ from accounting.values.time_zones import UTC
 from accounting.values.types import CacheIsolation, CacheShare, Limits, Tier
 from gateway.base import errors
 from gateway.schema import request_limits
-from gateway.schema.convert import convert
+from gateway.schema.convert import OwnBody, convert
 from gateway.schema.request_limits import Count
 
 
-class TenantChanges(msgspec.Struct, frozen=True):
+class TenantChanges(OwnBody, frozen=True):
     """Changes of a tenant. An absent field stays as it was; null sets the default."""
 
     suspended: bool | UnsetType = UNSET
@@ -40,7 +39,7 @@ class TenantChanges(msgspec.Struct, frozen=True):
     buys_overflow: bool | UnsetType = UNSET
 
 
-class LimitsToTry(msgspec.Struct, frozen=True):
+class LimitsToTry(OwnBody, frozen=True):
     """Limits whose effect on past requests is asked for: those of a minute together, or one of a day, or a budget.
     Without `model` they are those over all models, and without `api_key_id` those over all keys.
     """

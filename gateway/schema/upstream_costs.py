@@ -8,26 +8,26 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from accounting.upstreams.cost_days import BilledLine, ComparedDay, DaySums
 from accounting.upstreams.cost_pulls import Pull
 from accounting.upstreams.costs import CostRow, CostSums
 from accounting.values.periods import LAST_SECOND, date_of
+from gateway.schema.convert import OwnBody
 
 MAX_ROWS = 10_000
 Text = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class NewCostRow(msgspec.Struct, frozen=True):
+class NewCostRow(OwnBody, frozen=True):
     id: Text
     amount_micro_units: Annotated[int, Meta(ge=-(2**53), le=2**53)]
     provider_id: Annotated[str, Meta(max_length=128)] = ""
     billed_at: Annotated[int, Meta(ge=0, le=LAST_SECOND)] = 0
 
 
-class NewCosts(msgspec.Struct, frozen=True):
+class NewCosts(OwnBody, frozen=True):
     rows: Annotated[list[NewCostRow], Meta(min_length=1, max_length=MAX_ROWS)]
 
     def values(self) -> list[CostRow]:

@@ -15,10 +15,11 @@ from accounting.values import texts
 from gateway.base import errors
 from gateway.base.upstream_source import UpstreamCosts, UpstreamSource
 from gateway.schema import forms
+from gateway.schema.convert import OwnBody
 from workers.process import masked
 
 
-class NewUpstream(msgspec.Struct, frozen=True):
+class NewUpstream(OwnBody, frozen=True):
     """A declaration. Fields that are not here are those of headgate.toml (docs/upstreams.md)."""
 
     name: Annotated[str, Meta(pattern=forms.UPSTREAM_NAME)]
@@ -41,13 +42,14 @@ class NewUpstream(msgspec.Struct, frozen=True):
 
 
 def check_names(value: Mapping[str, Any]) -> None:
-    """Raises `ApiError` 400 for a field that is none: a credential under another name must not be dropped silently."""
-    for name in value.keys() - set(NewUpstream.__struct_fields__):
-        hint = "Give the credential itself, as 'credential'." if name in ("key", "api_key", "key_env") else ""
-        raise errors.invalid(f"There is no such field. {hint}".rstrip(), name, "unknown_parameter")
+    """Raises `ApiError` 400 for a credential under another name, and says which one it has."""
+    for name in ("key", "api_key", "key_env"):
+        if name in value:
+            sentence = f"Unknown parameter: '{name}'. Give the credential itself, as 'credential'."
+            raise errors.invalid(sentence, name, "unknown_parameter")
     costs = value.get("costs")
     if isinstance(costs, Mapping) and "key_env" in costs:
-        sentence = "There is no such field. Give the credential itself, as 'cost_credential'."
+        sentence = "Unknown parameter: 'costs.key_env'. Give the credential itself, as 'cost_credential'."
         raise errors.invalid(sentence, "costs.key_env", "unknown_parameter")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 from msgspec import Meta
 
 from accounting.events.webhooks import DeliveryInfo, NewWebhook, WebhookInfo
 from accounting.values.types import OPERATOR_TENANT
+from gateway.schema.convert import OwnBody
 
 
-class WebhookFields(msgspec.Struct, frozen=True):
+class WebhookFields(OwnBody, frozen=True):
     url: Annotated[str, Meta(min_length=1, max_length=2048)]
     events: Annotated[list[str], Meta(max_length=100)] | None = None
     """A value of None means every event."""

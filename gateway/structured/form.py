@@ -73,12 +73,14 @@ def form_of(wanted: ResponseFormat | None, outputs: StructuredOutputs | None, na
     match wanted:
         case None | ResponseFormat(type="text"):
             return None
-        case ResponseFormat(type="json_schema", json_schema=JsonSchema() as given):
-            return _of_schema(next((one for one in (given.schema, wanted.schema) if one is not None), {}))
+        case ResponseFormat(type="json_schema", json_schema=JsonSchema() as given) if given.schema is not None:
+            return _of_schema(given.schema, "response_format.json_schema.schema")
+        case ResponseFormat(type="json_schema", json_schema=JsonSchema(), schema=None):
+            return _of_document(Document())
         case ResponseFormat(type="json_object") if wanted.schema in (None, {}):
             return _of_document(Document(ANY_OBJECT))
         case ResponseFormat(type="json_object" | "json_schema") if wanted.schema is not None:
-            return _of_schema(wanted.schema)
+            return _of_schema(wanted.schema, "response_format.schema")
         case ResponseFormat(type="json_schema"):
             raise errors.invalid(
                 "Missing required parameter: 'response_format.json_schema'.",
@@ -98,7 +100,7 @@ def _of_outputs(outputs: StructuredOutputs, name: str) -> Form:
     where = name or f"structured_outputs.{given[0]}"
     match given[0]:
         case "json":
-            return _of_schema(_decoded(outputs.json, where))
+            return _of_schema(_decoded(outputs.json, where), where)
         case "json_object":
             if not outputs.json_object:
                 raise errors.invalid("It must be true, or absent.", where)
@@ -122,19 +124,19 @@ def _decoded(schema: Any, where: str) -> Any:
         raise _unsupported("The schema is not JSON.", where) from None
 
 
-def _of_schema(schema: Any) -> Form:
-    return _of_document(document_of(schema))
+def _of_schema(schema: Any, where: str) -> Form:
+    return _of_document(document_of(schema, where))
 
 
-def document_of(schema: Any, where: str = "") -> Document:
+def document_of(schema: Any, where: str) -> Document:
     """Reads a schema. Raises `ApiError` 400 with `where` and a JSON pointer."""
     _check_size(msgspec.json.encode(schema), where)  # a quick check, for a schema of megabytes
     _check_size(json.dumps(schema, ensure_ascii=False), where)
     try:
         return read(schema)
     except SchemaError as error:
-        pointer = where + error.pointer if len(error.pointer) <= MAX_POINTER else where or None
-        raise _unsupported(str(error).strip(), pointer) from None
+        place = where + error.pointer if len(error.pointer) <= MAX_POINTER else where
+        raise _unsupported(str(error).strip(), place) from None
     except RecursionError:
         raise too_deep(where) from None
 
@@ -172,7 +174,7 @@ def _of_grammar(text: str, where: str) -> Form:
 
 
 def too_deep(where: str) -> errors.ApiError:
-    return _unsupported("The references of the schema lead too deep.", where or None)
+    return _unsupported("The references of the schema lead too deep.", where)
 
 
 def _check_size(text: str | bytes, where: str) -> None:
@@ -180,5 +182,5 @@ def _check_size(text: str | bytes, where: str) -> None:
         raise _unsupported(f"This may have at most {MAX_BYTES // 1024} KiB.", where)
 
 
-def _unsupported(message: str, param: str | None) -> errors.ApiError:
+def _unsupported(message: str, param: str) -> errors.ApiError:
     return errors.invalid(message, param, "unsupported_schema")

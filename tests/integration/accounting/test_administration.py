@@ -107,7 +107,8 @@ async def test_what_began_before_the_end_of_its_key_is_older_and_what_comes_afte
     after = await principals.resolve(conn, pepper, key.value, NOW)
     assert before is not None
     assert after is not None
-    assert before.version < ended <= after.version
+    assert before.version < ended.version <= after.version
+    assert ended.tenant_status == "suspended"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from accounting.database import auth_epoch
 from accounting.lifecycle import tenant_status
 from accounting.tables.models import AuditLog
 from accounting.tenants import tenants
-from accounting.values.errors import ConflictError, InvalidError, NotFoundError
+from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
 from accounting.values.tenant_types import ModelLimits
 from accounting.values.types import DEFAULT_MODEL_LIMITS, Limits
 
@@ -47,6 +47,24 @@ async def test_archiving_is_final_and_leaves_the_tenant_readable(conn):
         await tenants.rename(conn, tenant.id, "b", now=4)
     with pytest.raises(ConflictError):
         await service_accounts.create_service_account(conn, tenant.id, "x", now=4)
+
+
+@pytest.mark.parametrize("name", [" acme", "acme ", "\u00a0acme\u3000"])
+async def test_a_name_with_spaces_at_its_ends_is_the_name_without_them(conn, name):
+    """Both stood in lists, and nobody saw which was which."""
+    first = await tenants.create(conn, name, now=1)
+    assert first.name == "acme"
+    other = await tenants.create(conn, "other", now=2)
+    for taken in (tenants.create(conn, name, now=3), tenants.rename(conn, other.id, name, now=3)):
+        async with conn.begin_nested() as undone:
+            with pytest.raises(NameTakenError):
+                await taken
+            await undone.rollback()
+    assert (await tenants.rename(conn, other.id, " a b ", now=4)).name == "a b"
+    with pytest.raises(InvalidError, match="as ids do"):
+        await tenants.create(conn, " proj_1", now=5)
+    account = await service_accounts.create_service_account(conn, first.id, " robot ", now=6)
+    assert account.name == "robot"
 
 
 async def test_every_change_raises_the_epoch_and_is_audited(conn):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from typing import Any
 
@@ -253,6 +254,63 @@ async def test_attack_C04_s7_an_end_stops_streams_on_every_gateway_within_five_s
         )
         assert len(charges) == 2
         assert all(row.output > 0 and row.charge > 0 for row in charges)
+
+
+TOLD = {
+    "rest": (401, "invalid_api_key", "The access of this API key was taken away while the request ran."),
+    "suspended": (403, "tenant_suspended", "This project is suspended."),
+    "archived": (403, "project_archived", "This project is archived."),
+}
+CUT: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": LONG,
+    "/v1/completions": {"model": MODEL, "prompt": "tell", "max_tokens": 1500, "stream": True},
+    "/v1/responses": {"model": MODEL, "input": "tell", "max_output_tokens": 1500, "stream": True},
+    "/v1/messages": {"model": MODEL, "messages": LONG["messages"], "max_tokens": 1500, "stream": True},
+}
+
+
+async def last_event(gateway: RunningGateway, key: str, path: str) -> tuple[str, Any]:
+    """(id of the request, the last event of its stream)."""
+    async with gateway.session(key) as session, session.post(path, json=CUT[path]) as answer:
+        assert answer.status == 200
+        text = (await answer.read()).decode().rstrip()
+        return answer.headers["x-request-id"], json.loads(text.rpartition("data: ")[2])
+
+
+@pytest.mark.parametrize("how", TOLD)
+async def test_a_request_that_is_ended_is_told_what_the_next_one_is(tmp_path, redis_url, how):
+    """It was told of its key, whatever the operator had done."""
+    status_code, code, message = TOLD[how]
+    async with two_gateways(tmp_path, redis_url) as (one, _):
+        tenant, key = await one.new_tenant("told")
+        method, path, body = ENDS[how]
+        streams = [asyncio.create_task(last_event(one, key, url)) for url in CUT]
+        async with one.session(key) as session:
+            whole = asyncio.create_task(
+                session.post("/v1/chat/completions", json=LONG | {"stream": False, "stream_options": None})
+            )
+            running = one.app[GENERATION].running
+            await until(lambda: sum(len(ends) for ends in running._ends.values()) == len(CUT) + 1)
+            await asyncio.sleep(0.5)
+            await admin(one, method, path.format(tenant=tenant, key=await key_of(one, tenant)), body)
+            refused = await whole
+            assert (refused.status, (await refused.json())["error"]["code"]) == (status_code, code)
+        (chat_id, chat), (_, completion), (_, response), (_, message_event) = await asyncio.gather(*streams)
+        assert await status(one, key) == status_code
+        for error in (chat["error"], completion["error"]):
+            assert (error["code"], error["message"], error["type"]) == (code, message, "invalid_request_error")
+        assert response["type"] == "response.failed"
+        assert (response["response"]["error"]["code"], response["response"]["error"]["message"]) == (code, message)
+        kind = "authentication_error" if status_code == 401 else "permission_error"
+        assert (message_event["error"]["type"], message_event["error"]["message"]) == (kind, message)
+        await until(lambda: not running.key_ids)
+        for _ in range(100):
+            rows = await one.sql("SELECT error_code FROM request_log WHERE request_id = :id", id=chat_id)
+            if rows:
+                break
+            await asyncio.sleep(0.05)
+        assert [row.error_code for row in rows] == [code]
+        await one.balanced()
 
 
 async def tenant_with_account(gateway: RunningGateway) -> tuple[str, str, str]:

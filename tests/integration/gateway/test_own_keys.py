@@ -175,7 +175,7 @@ async def test_a_key_that_has_ended_changes_no_key_while_it_is_remembered(
     assert (await call(gateway, key, "GET", "/v1/models"))[0] == 200, "this gateway does not know of it yet"
     for method, path, body in (
         ("PATCH", f"/v1/keys/{own}", {"disabled": False}),
-        ("PATCH", f"/v1/keys/{lesser}", {"name": "mine"}),
+        ("PATCH", f"/v1/keys/{lesser}", {"disabled": False}),
         ("POST", "/v1/keys", {}),
         ("POST", f"/v1/keys/{own}/rotate", {}),
         ("DELETE", f"/v1/keys/{lesser}", None),
@@ -204,7 +204,7 @@ async def test_changes_of_keys_are_bounded_and_cost_a_neighbour_little(
 
         async def some(number: int) -> None:
             for _ in range(number):
-                async with session.patch(lesser, json={"name": "x"}) as answer:
+                async with session.patch(lesser, json={"disabled": False}) as answer:
                     statuses[answer.status] += 1
                     assert answer.status == 200 or int(answer.headers["retry-after"]) == 1
                 async with other.get("/v1/models") as answer:

@@ -182,6 +182,11 @@ async def test_faults_have_the_callers_names(shared_gateway: RunningGateway) -> 
             "invalid_value",
         ),
         (
+            {"input": "hi", "text": {"format": {"type": "json_schema", "name": "a", "schema": {"items": {"not": {}}}}}},
+            "text.format.schema/items/not",
+            "unsupported_schema",
+        ),
+        (
             {"input": [{"role": "user", "content": "x", "type": "message"}, {"type": "x"}]},
             "input[1].type",
             "unsupported_parameter",

@@ -158,7 +158,7 @@ async def test_a_json_object_is_one(shared_gateway: RunningGateway) -> None:
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
             "unsupported_schema",
-            "/not",
+            "response_format.json_schema.schema/not",
         ),
         ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
         (

@@ -62,6 +62,12 @@ def test_a_byte_order_mark_in_front_of_the_file_is_no_part_of_its_first_line(end
         (b'{"body":' + b"[" * 5000, "invalid_json_line"),
         (line(1, body=[]), "invalid_json_line"),
         (line(1, body=None), "invalid_json_line"),
+        (line(1)[:-1] + b', "custom_id": "c9"}', "invalid_json_line"),
+        (b'{"method": "GET", ' + line(1)[1:], "invalid_json_line"),
+        (line(1)[:-1] + b', "\\u0075rl": "' + ENDPOINT.encode() + b'"}', "invalid_json_line"),
+        (b'{"body": {"model": "n"}, ' + line(1)[1:], "invalid_json_line"),
+        (b'{"x": [{}], "x": 1, ' + line(1)[1:], "invalid_json_line"),
+        (line(1, x="x" * validation.MAX_BESIDE_BYTES), "invalid_json_line"),
         (line(1, custom_id=None), "missing_custom_id"),
         (line(1, custom_id=7), "missing_custom_id"),
         (line(1, custom_id=""), "missing_custom_id"),
@@ -85,6 +91,12 @@ def test_attack_E07_a_bad_line_is_named_by_its_number(bad, code):
 def test_what_is_inside_a_body_is_not_judged_here():
     body = {"model": "m", "max_tokens": -1, "stream": True, "messages": "nonsense"}
     assert faults(line(0, body=body)) == []
+
+
+def test_a_key_that_two_objects_have_is_not_there_twice():
+    body = {"model": "m", "custom_id": "c0", "body": {"url": ENDPOINT}}
+    more = {"x": {"url": 1, "body": body, "custom_id": json.dumps(body)}, "body": body}
+    assert faults(line(0, **more) + b"\n" + line(1, x=[body, "é\n"])) == []
 
 
 def test_values_in_a_line_take_no_multiple_of_its_bytes():

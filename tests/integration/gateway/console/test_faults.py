@@ -12,6 +12,7 @@ from console_pages import signed_in
 from gateway.base.app_keys import LIFECYCLE
 from gateway.console import pages, tables
 from gateway.console.pages import MAX_FORM_BYTES, MAX_OPEN_FORM_BYTES
+from gateway.http.auth import AUTH
 from gateway.intake.intake import INTAKE
 from gateway.telemetry.keys import OBSERVERS
 from workers.process.logs import JsonFormatter
@@ -68,6 +69,25 @@ async def test_what_is_refused_before_the_handler_is_a_page_too(gateway):
     head = await reader.readuntil(b"\r\n\r\n")
     writer.close()
     assert head.startswith(b"HTTP/1.1 413 ") and b"text/html" in head
+
+
+async def test_what_is_sent_to_a_page_that_takes_nothing_is_a_page_and_no_bad_key(gateway):
+    """It was JSON that spoke of an API key, and counted against the address."""
+    bad_keys = gateway.app[AUTH]._bad_keys
+    async with signed_in(gateway) as browser:
+        for method in ("POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"):
+            for path in ("", "/", "/requests", "/prices", "/zzz"):
+                async with browser.session.request(method, "/console" + path, data=b"x") as answer:
+                    assert (answer.status, answer.headers["allow"]) == (405, "GET"), (method, path)
+                    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+                    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+                    told = f"{method} of this page is not offered: use GET."
+                    assert method == "HEAD" or told in await answer.text()
+        while not bad_keys.blocked_ms("127.0.0.1"):
+            bad_keys.take("127.0.0.1")
+        assert (await browser.submit("/zzz")).status == 405
+    async with gateway.session("") as stranger, stranger.post("/console/zzz") as answer:
+        assert (answer.status, answer.content_type) == (405, "text/html")
 
 
 async def test_a_form_is_held_bytes_of_its_tenant(gateway, monkeypatch):

@@ -87,7 +87,23 @@ STRING = {"type": "string"}
 )
 def test_what_cannot_be_enforced_is_refused_with_its_pointer(schema, pointer):
     fault = refusal(schema)
-    assert (fault.code, fault.param) == ("unsupported_schema", pointer)
+    assert (fault.code, fault.param) == ("unsupported_schema", "response_format.json_schema.schema" + pointer)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "outputs", "name", "place"),
+    [
+        (ResponseFormat("json_schema", JsonSchema("x"), {"minItems": -1}), None, "", "response_format.schema"),
+        (ResponseFormat("json_object", None, {"minItems": -1}), None, "", "response_format.schema"),
+        (None, {"minItems": -1}, "", "structured_outputs.json"),
+        (None, '{"minItems": -1}', "json_schema", "json_schema"),
+    ],
+)
+def test_a_pointer_stands_behind_the_path_of_its_schema(wanted, outputs, name, place):
+    """It was the pointer alone, which no body has as a path."""
+    with pytest.raises(ApiError) as caught:
+        form_of(wanted, outputs and StructuredOutputs(json=outputs), name)
+    assert (caught.value.code, caught.value.param) == ("unsupported_schema", place + "/minItems")
 
 
 def deep(levels):
