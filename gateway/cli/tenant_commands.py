@@ -46,15 +46,15 @@ SHARE = (
 
 
 def _create_tenant(api: AdminApi, fields: Fields) -> dict[str, Any]:
-    name = fields["name"].strip()
+    name = fields["name"]
     try:
         return api.call("POST", PROJECTS, {"name": name})
     except ApiFailed as error:
         if error.code != "name_taken":
             raise
     if not fields["if_not_exists"]:
-        raise ApiFailed(f"A tenant is called {name!r} already; with --if-not-exists its id is shown.")
-    return api.project(name)
+        raise ApiFailed(f"A tenant is called {name.strip()!r} already; with --if-not-exists its id is shown.")
+    return api.project(name.strip())
 
 
 def _deletion(ctx: click.Context) -> str:
