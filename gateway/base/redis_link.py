@@ -252,13 +252,17 @@ class RedisLink:
         """The name of the data life as last seen. An empty value means that it is not known."""
         return self._life
 
+    @property
+    def life_key(self) -> str:
+        """The key under which Redis has the name of its data life."""
+        return self._life_key + self._run_id
+
     async def refresh_life(self) -> str:
         """Asks Redis for the name of this data life, and names it if no gateway has done so."""
         drawn = secrets.token_hex(8)
         if not self._run_id:
             await self.command("PING")  # connecting reads the run id
-        run_id = self._run_id
-        key = self._life_key + run_id
+        run_id, key = self._run_id, self.life_key
         _, stored = await asyncio.gather(self.command("SET", key, drawn, "NX"), self.command("GET", key))
         if stored is None:
             raise LimiterUnavailable("Redis keeps nothing")

@@ -199,6 +199,11 @@ class Incidents:
         return self._epochs.of(tenant_id)
 
     @property
+    def life(self) -> str:
+        """The data life of Redis of which the epochs were last learned."""
+        return self._life
+
+    @property
     def is_current(self) -> bool:
         """Whether every loss of Redis' data is known, as far as this gateway can tell without asking."""
         return bool(self._life) and self._link.life == self._life

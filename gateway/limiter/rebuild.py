@@ -1,8 +1,9 @@
 """Rebuilds tenants' limiter state from SQL when Redis lost it (metering.md 6.5). Admission waits until it is there.
 
 Every loss is an incident with an epoch (`incidents.py`). Once every gateway has listed its open requests for it, one
-gateway reads lists and endings in one snapshot and SETs the state. A grant counts only if the epoch is still the same
-when its answer arrives, so every open request is in a list.
+gateway reads lists and endings in one snapshot and SETs the state, unless Redis has lost its data again since the epoch
+was learned. A grant counts only if the epoch is still the same when its answer arrives, so every open request is in a
+list.
 
 A tenant is rebuilt when a request needs it. Tenants that are needed while a group is being rebuilt form the next group.
 There are two lanes of groups: what has to wait for lists, and so for SQL's writer and for other gateways, holds up
@@ -161,11 +162,12 @@ class Rebuilder:
         async with self._listed.reading:
             group.has_begun = True  # tenants that were added until now are in this group
             await self._incidents.learn()
+            life = self._incidents.life
             due, _ = self._lost_and_damaged(group)
             listed = {tenant_id: epoch for tenant_id, epoch in due.items() if self._incidents.is_settled(tenant_id)}
             mine, snapshots, now = await self._claim(listed)
             await self._sending.acquire()
-        await self._build(mine, snapshots, now)
+        await self._build(mine, snapshots, now, life)
         missing = await self._missing({t: due[t] for t in listed.keys() - mine.keys()})
         for tenant_id in (due.keys() - listed.keys()) | missing.keys():
             _ = self._join_group(self._unlisted, tenant_id, *group.asked[tenant_id])
@@ -174,6 +176,7 @@ class Rebuilder:
         async with self._unlisted.reading:
             group.has_begun = True  # tenants that were added until now are in this group
             await self._incidents.follow()
+            life = self._incidents.life
             lost, damaged = self._lost_and_damaged(group)
             due = lost | await self._incidents.give_up(damaged, max(found for _, found in group.asked.values()))
             if not due:
@@ -181,7 +184,7 @@ class Rebuilder:
             await self._incidents.until_listed(max(due.values()))
             mine, snapshots, now = await self._claim(due)
             await self._sending.acquire()
-        await self._build(mine, snapshots, now)
+        await self._build(mine, snapshots, now, life)
         # For the other tenants, the gateway that claimed them has died, or it has built their states.
         await self._incidents.give_up(await self._missing({t: due[t] for t in due.keys() - mine.keys()}))
 
@@ -229,13 +232,16 @@ class Rebuilder:
             mine = {tenant_id: epoch for tenant_id, epoch in taken.items() if tenant_id not in claimed}
             return mine, await limiter_books.snapshots(conn, mine, now_ms) if mine else {}
 
-    async def _build(self, epochs: Mapping[str, int], snapshots: Mapping[str, Snapshot], now: Moment) -> None:
-        """Sets the states and releases `_sending`. The next group is read meanwhile, and those after it grow."""
+    async def _build(
+        self, epochs: Mapping[str, int], snapshots: Mapping[str, Snapshot], now: Moment, life: str
+    ) -> None:
+        """Sets the states and releases `_sending`. The next group is read meanwhile, and those after it grow. `life` is the
+        data life of Redis in which the epochs were in force."""
         tenants = list(epochs)
         try:
             for start in range(0, len(tenants), MAX_SENT):
                 some = tenants[start : start + MAX_SENT]
-                await asyncio.gather(*(self._set(t, epochs[t], snapshots[t], now) for t in some))
+                await asyncio.gather(*(self._set(t, epochs[t], snapshots[t], now, life) for t in some))
         finally:
             self._sending.release()
             self._claims.keep()
@@ -253,17 +259,18 @@ class Rebuilder:
                     raise
                 await asyncio.sleep(LOOK_S)
 
-    async def _set(self, tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment) -> None:
-        await self._persist(lambda: self._try_to_set(tenant_id, epoch, snapshot, now))
+    async def _set(self, tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment, life: str) -> None:
+        await self._persist(lambda: self._try_to_set(tenant_id, epoch, snapshot, now, life))
 
-    async def _try_to_set(self, tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment) -> None:
-        keys, ask = _arguments(tenant_id, epoch, snapshot, now)
+    async def _try_to_set(self, tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment, life: str) -> None:
+        keys, ask = _arguments(tenant_id, epoch, snapshot, now, life)
+        keys.insert(0, self._link.life_key)
         given: Argument = "" if self._now_ms is None else self._now_ms()
         answer = await self._link.script("rebuild", keys, (given, ask))
         while answer[0] == "forget":
             keys += [reservation_key(tenant_id, request_id) for request_id in answer[1]]
             answer = await self._link.script("rebuild", keys, (given, ask))
-        self.num_built += 1
+        self.num_built += answer[0] != "lost"
 
     async def _redis_ms(self) -> int:
         if self._now_ms is not None:
@@ -272,8 +279,8 @@ class Rebuilder:
         return int(seconds) * 1000 + int(microseconds) // 1000
 
 
-def _arguments(tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment) -> tuple[list[str], bytes]:
-    """Returns the KEYS and the JSON argument of `rebuild.lua`."""
+def _arguments(tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment, life: str) -> tuple[list[str], bytes]:
+    """Returns the KEYS of `rebuild.lua` from the second on, and its JSON argument."""
     now_s, ahead_s = now.redis_ms // 1000, now.ahead_s
     windows = rebuilt_state.windows(snapshot, now_s, ahead_s)
     requests = rebuilt_state.requests(snapshot, now_s, ahead_s)
@@ -281,6 +288,7 @@ def _arguments(tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment) -> t
     keys += [window_key(tenant_id, name) for name in windows]
     keys += [reservation_key(tenant_id, request["id"]) for request in requests]
     ask = {
+        "life": life,
         "epoch": epoch,
         "windows": [sorted(buckets.items()) for buckets in windows.values()],
         "budgets": rebuilt_state.budgets(snapshot, now.books_ms),

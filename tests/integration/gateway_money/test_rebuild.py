@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from load import stretched
@@ -24,6 +25,7 @@ from gateway.base import ids, redis_link
 from gateway.base.errors import ApiError
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter, Verdict, limiter_link
+from gateway.limiter.rebuild import Rebuilder
 from gateway.limiter.rules import DAY_BUCKET_S, LimitSubject, places_of, window_of
 from gateway.metering.admission import AdmissionRequest
 from gateway.metering.metering import metering
@@ -189,6 +191,42 @@ async def test_open_requests_that_nobody_lists_go_with_the_state(books: Database
     names = await link.command("KEYS", f"{space}:r:*")
     assert names == [f"{space}:r:req_{tenant_id}_0".encode()]
     await limiter.rebuilder.leave()
+
+
+async def test_a_state_that_comes_after_a_further_loss_is_not_set(books: Database, own_redis) -> None:
+    """Its script was sent twice, or is late. The lists that it was made from have no grant that was made under it."""
+    now_ms = time.time_ns() // 1_000_000
+    tenant_id = (await make_tenants(books, now_ms))[0]
+    links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
+    limiters = [Limiter(link, slot, books, caught_up=nothing_to_ship) for slot, link in enumerate(links)]
+    sent: list[Callable[[], Awaitable[None]]] = []
+
+    def note(rebuilder: Rebuilder) -> None:
+        build = rebuilder._set
+
+        async def noted(*what: Any) -> None:
+            sent.append(lambda: build(*what))
+            await build(*what)
+
+        rebuilder._set = noted
+
+    async def both(first: int) -> int:
+        """Each gateway admits one request, whose number begins at `first`. Returns what is held then."""
+        asked = [patiently(one, holder(tenant_id, first + n, now_ms)) for n, one in enumerate(limiters)]
+        verdicts = await asyncio.gather(*asked)
+        return max(money.held for verdict in verdicts for money in verdict.money.values())
+
+    for limiter in limiters:
+        note(limiter.rebuilder)
+    assert await both(0) == 2 * 645
+    await links[0].command("FLUSHALL")
+    assert await both(2) == 4 * 645
+    await links[0].command("FLUSHALL")
+    await sent[-1]()
+    assert await both(4) == 6 * 645
+    for limiter, link in zip(limiters, links, strict=True):
+        await limiter.rebuilder.leave()
+        await link.close()
 
 
 async def test_damaged_states_of_many_tenants_are_rebuilt_together(books: Database, link: RedisLink) -> None:
