@@ -216,9 +216,9 @@ def _decoded(decoder: msgspec.json.Decoder[L], raw: bytes | msgspec.Raw | None) 
 def _refuse_doubled(raw: bytes, body: msgspec.Raw) -> None:
     """Refuses a line that has a key twice: nobody can say which of the two was meant. A key inside of the body is judged
     when the line runs. Raises `Refused`."""
-    beside = b"0".join(raw.rsplit(body, 1))
-    if len(beside) > MAX_BESIDE_BYTES:
+    if len(raw) - len(body) > MAX_BESIDE_BYTES:  # it also bounds the search for the body
         raise Refused("invalid_json_line")
+    beside = b"0".join(raw.rsplit(body, 1))
     try:
         keys = _KEYS.decode(beside.decode())
     except (ValueError, RecursionError):

