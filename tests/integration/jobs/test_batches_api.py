@@ -236,9 +236,9 @@ async def test_commands_that_retry_a_batch_at_the_same_time_make_one(
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
         await client.batches.cancel(batch_id)
-    worker.runner.release()
-    for batch_id in (few, many):
+    for batch_id in (few, many):  # not released yet, so that no line is answered before the cancel reaches it
         assert (await ended(client, batch_id)).error_file_id is not None
+    worker.runner.release()
     api = TenantApi(tmp_path)
     found = await asyncio.gather(*(retried(api, few, again=False) for _ in range(3)))
     assert sorted(is_new for _, _, is_new in found) == [False, False, True]
